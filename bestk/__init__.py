@@ -1,0 +1,62 @@
+"""bestk: a large set of good, different, ranked texts from any language model.
+
+    >>> import bestk
+    >>> lm = bestk.load("smollm2")                                      # doctest: +SKIP
+    >>> result = bestk.search(lm, "The best thing about dogs is")      # doctest: +SKIP
+
+Names are looked up at their first use, so `import bestk` loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bestk.config import SearchConfig
+from bestk.errors import BestKError
+from bestk.version import __version__
+
+if TYPE_CHECKING:
+    from bestk.api import Run, best_first, search, stream
+    from bestk.language_model import LanguageModel
+    from bestk.loading import from_transformers, load
+    from bestk.result import Hypothesis, SearchResult
+
+_HOMES = {
+    "Hypothesis": "bestk.result",
+    "LanguageModel": "bestk.language_model",
+    "Run": "bestk.api",
+    "SearchResult": "bestk.result",
+    "best_first": "bestk.api",
+    "from_transformers": "bestk.loading",
+    "load": "bestk.loading",
+    "search": "bestk.api",
+    "stream": "bestk.api",
+}
+
+__all__ = [
+    "BestKError",
+    "Hypothesis",
+    "LanguageModel",
+    "Run",
+    "SearchConfig",
+    "SearchResult",
+    "__version__",
+    "best_first",
+    "from_transformers",
+    "load",
+    "search",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'bestk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

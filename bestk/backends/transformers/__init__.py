@@ -1,0 +1,1 @@
+"""Backends for models of the transformers library."""

@@ -1,0 +1,106 @@
+"""Decides whether a model's cache can be shared by slots, by what it says and by what it does.
+
+Some architectures say that they cannot (recurrent layers, no positions in `forward`). For the rest
+a tiny tree is searched once and compared with plain forward passes of the same prefixes: a family
+that ignores positions or masks is found out before it gives a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bestk.backends.base import Group, Room
+
+if TYPE_CHECKING:
+    from bestk.backends.transformers.model import Checkpoint
+
+# Layer types whose keys and values are one per token, addressable by slot.
+_SHARED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "hybrid_attention"})
+_NEEDED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values"})
+
+
+def sharing_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> str | None:
+    """Say why this model cannot share its cache by slots, None if it can."""
+    if getattr(checkpoint.model, "_is_stateful", False):
+        return "since the model is recurrent"
+    missing = _NEEDED - checkpoint.accepts
+    if missing:
+        return f"since its forward takes no {', '.join(sorted(missing))}"
+    if "local" in (getattr(checkpoint.config, "attention_layers", None) or ()):
+        return "since its local attention counts slots, not positions"  # GPT-Neo
+    layers = set(getattr(checkpoint.config, "layer_types", None) or ())
+    other = layers - _SHARED_LAYERS
+    if other:
+        return f"since it has layers of type {', '.join(sorted(other))}"
+    return _measured_obstacle(checkpoint, session)
+
+
+def window(checkpoint: Checkpoint) -> int | None:
+    """Return the width of the model's sliding window, None if it has none in use."""
+    config = checkpoint.config
+    width = getattr(config, "sliding_window", None)
+    if not width or getattr(config, "use_sliding_window", True) is False:
+        return None
+    layers = getattr(config, "layer_types", None)
+    if layers is not None and "sliding_attention" not in layers:
+        return None
+    return int(width)
+
+
+@torch.inference_mode()
+def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> str | None:
+    """Expand a small tree over two prompts of unequal lengths, and compare with plain forwards."""
+    vocab, device = checkpoint.vocab_size, checkpoint.device
+
+    def some(count: int, seed: int) -> list[int]:
+        return [(seed + 7 * i * i + 3 * i) % vocab for i in range(count)]
+
+    prompts = [some(6, 11), some(3, 23)]
+    # Slots 1 and 2 are siblings, 3 a child of 1, 4 a child of 3: two calls of two nodes each.
+    paths = [[[1], [2]], [[1, 3], [1, 3, 4]]]
+    tokens = [0, *some(4, 5)]
+    worst = 0.0
+    try:
+        tree = session(checkpoint, prompts, Room(width=2, capacity=5, depth=4, num_children=1))
+        tree.root(_group([[]], tokens, len(prompts), device))
+        for call in paths:
+            logits = tree.logits(_group(call, tokens, len(prompts), device))
+            for row, prompt in enumerate(prompts):
+                prefixes = [[*prompt, *(tokens[slot] for slot in path)] for path in call]
+                plain = checkpoint.last_logits(prefixes, use_cache=False)
+                worst = max(worst, _distance(logits[row], plain))
+        tree.close()
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        first = str(error).strip().splitlines()
+        return f"since a tree of masks failed with {first[0] if first else type(error).__name__!r}"
+    # Half precision rounds logits to about 2^-8 of their size; a wrong position is off by far more.
+    tolerance = 1e-3 if checkpoint.dtype == torch.float32 else 0.25
+    if not worst <= tolerance:
+        return f"since a tree of masks changes its log-probabilities (by {worst:.2g})"
+    return None
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    difference = one.float().log_softmax(-1) - other.float().log_softmax(-1)
+    # The mean, so that single coarse logits of half precision do not decide.
+    return float(difference.abs().mean())
+
+
+def _group(paths: list[list[int]], tokens: list[int], batch: int, device: torch.device) -> Group:
+    path = torch.tensor([[*p, *[-1] * (4 - len(p))] for p in paths], device=device)
+    slot = torch.tensor([p[-1] if p else 0 for p in paths], device=device)
+    table = torch.tensor(tokens, device=device)
+    path, slot = path.expand(batch, -1, -1), slot.expand(batch, -1)
+    return Group(
+        token=table[slot],
+        slot=slot,
+        depth=(path >= 0).sum(-1),
+        log_prob=torch.zeros(slot.shape, dtype=torch.float64, device=device),
+        path=path,
+        prefix=table[path.clamp(min=0)].where(path >= 0, -1),
+        is_valid=torch.ones(slot.shape, dtype=torch.bool, device=device),
+    )

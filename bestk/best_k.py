@@ -1,0 +1,372 @@
+"""Best-k search (Algorithm 2 of the paper) for a batch of prompts in lockstep.
+
+`run` is the loop: pop the best nodes of every frontier, expand them in one model call, push their
+children, prune. `Searches` holds the state of all searches as tensors of fixed shape; a step is a
+fixed sequence of tensor operations, no Python per node. Knows tokens and probabilities, no text.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bestk import scoring
+from bestk.backends.base import Children, Group, Room, Session
+from bestk.config import SearchConfig
+from bestk.errors import ModelError
+from bestk.frontier import Frontier, Nodes
+from bestk.tree import State, Tree
+
+
+class Verdict(NamedTuple):
+    """What a rule says of the children that a group opens; None where it has nothing to say."""
+
+    complete: Bool[Tensor, "batch group children"] | None = None  # these complete a text
+    bonus: Float[Tensor, "batch group children"] | None = None  # added to their scores
+
+
+class Rule:
+    """Judges children by more than their probability: stop strings, constraints on the text.
+
+    `bar` speaks first, of all children that exist; then, of those that pass γ, `judge`. `is_stop`
+    marks the children whose token completes a text.
+    """
+
+    def bar(
+        self,
+        group: Group,
+        children: Children,
+        may_open: Bool[Tensor, "batch group children"],
+        is_stop: Bool[Tensor, "batch group children"],
+    ) -> Bool[Tensor, "batch group children"] | None:
+        """Say which children may not be opened, whatever their probability."""
+        return None
+
+    def judge(
+        self,
+        group: Group,
+        children: Children,
+        passes: Bool[Tensor, "batch group children"],
+        is_stop: Bool[Tensor, "batch group children"],
+    ) -> Verdict:
+        """Say which of the passing children complete a text, and what is added to their scores."""
+        return Verdict()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn of the loop, as every front end sees it.
+
+    `searches` is the live state: read from it what is needed before asking for the next step.
+    """
+
+    index: int  # 0 is the root's expansion
+    group: Group
+    searches: Searches
+
+
+@dataclass
+class Ledger:
+    """Where each search's probability went; with the frontier's share it sums to 1."""
+
+    completed: Float[Tensor, " batch"]
+    truncated: Float[Tensor, " batch"]
+    pruned_prob: Float[Tensor, " batch"]  # never opened: below γ
+    pruned_frontier: Float[Tensor, " batch"]  # opened, then pruned from the heap
+
+
+def run(session: Session, searches: Searches) -> Iterator[Step]:
+    """Search until every search of the batch has stopped; closes the session however it ends."""
+    started = time.monotonic()
+    timeout = searches.config.timeout
+    try:
+        group = searches.tree.root()
+        searches.push(group, session.root(group))
+        yield Step(0, group, searches)
+        index = 1
+        while searches.is_running():
+            if timeout is not None and time.monotonic() - started >= timeout:
+                searches.has_timed_out = True
+                return
+            group = searches.pop()
+            children = session.expand(group)
+            searches.push(group, children)
+            yield Step(index, group, searches)
+            index += 1
+    finally:
+        session.close()
+
+
+class Searches:
+    """The state of a batch of searches: trees, frontiers, ledgers, clocks."""
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        *,
+        batch: int,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        device: torch.device,
+        rules: Sequence[Rule] = (),
+    ) -> None:
+        self.config = config
+        self.rules = tuple(rules)
+        self.vocab_size = vocab_size
+        self.room = room(config, vocab_size)
+        self.tree = Tree(batch, self.room.capacity, self.room.depth, self.room.num_children, device)
+        self.powers = scoring.length_powers(config, device)
+        self.frontier = Frontier(batch, config.max_frontier, scoring.decays(config, device), device)
+        self.is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.is_stop[[*eos_ids, *config.stop_ids]] = True
+
+        def real(fill: float = 0.0) -> Float[Tensor, " batch"]:
+            return torch.full((batch,), fill, dtype=torch.float64, device=device)
+
+        def whole() -> Int[Tensor, " batch"]:
+            return torch.zeros(batch, dtype=torch.int64, device=device)
+
+        self.ledger = Ledger(real(), real(), real(), real())
+        self.clock = whole()
+        self.num_completions = whole()
+        self.num_truncated = whole()
+        # The likeliest thing ever pruned: with the frontier, a bound on any text not found.
+        self.pruned_bound = real(-math.inf)
+        self.broken_at = whole() - 1  # the step at which the model gave NaN
+        self.is_active = torch.ones(batch, dtype=torch.bool, device=device)
+        self.has_timed_out = False
+
+    def pop(self) -> Group:
+        """Take the best nodes of every frontier, within what is left of each budget."""
+        self.clock += self.is_active
+        left = (self.config.total_budget - self.tree.count) * self.is_active
+        nodes, priority = self.frontier.pop(self.room.width, left)
+        self.tree.mark(nodes.parent, nodes.child, State.EXPANDED, nodes.is_open)
+        return self.tree.append(
+            token=nodes.token,
+            parent=nodes.parent,
+            depth=nodes.depth,
+            step=nodes.step,
+            log_prob=nodes.log_prob,
+            last_log_prob=nodes.last_log_prob,
+            priority=priority,
+            clock=self.clock,
+            is_valid=nodes.is_open,
+        )
+
+    def push(self, group: Group, children: Children) -> None:
+        """Sort the children of a group into complete, too long, open and not worth opening."""
+        children = Children(children.token, children.log_prob.double())
+        self._note_broken(group, children)
+        depth = group.depth[..., None] + 1
+        log_prob = group.log_prob[..., None] + children.log_prob
+
+        exists = group.is_valid[..., None] & (children.log_prob > -math.inf)
+        is_stop = self.is_stop[children.token.clamp(min=0)]
+        may_open = exists & ~(is_stop & (depth < self.config.min_new_tokens))
+        for rule in self.rules:
+            barred = rule.bar(group, children, may_open, is_stop)
+            may_open = may_open if barred is None else may_open & ~barred
+        passes = self._passes(children, may_open)
+        complete, bonus = self._judge(group, children, passes, is_stop)
+        too_long = passes & ~complete & (depth >= self.config.max_new_tokens)
+        opens = passes & ~complete & ~too_long
+
+        state = exists * int(State.BELOW)
+        state = state.masked_fill(complete, int(State.COMPLETE))
+        state = state.masked_fill(too_long, int(State.TRUNCATED))
+        state = state.masked_fill(opens, int(State.OPEN))
+        self.tree.record(group, children, state)
+
+        self._account(group, log_prob, complete, too_long, opens)
+        self._bound(group, children, log_prob, may_open & ~passes)
+        dropped = self.frontier.push(
+            self._found(group, children, log_prob, opens, bonus), self.clock + 1
+        )
+        self._account_dropped(dropped)
+        self._update_active()
+
+    def is_running(self) -> bool:
+        """Say whether any search goes on. The one place where the host waits for the device."""
+        return bool(self.is_active.any())
+
+    def frontier_mass(self) -> Float[Tensor, " batch"]:
+        """Sum the probability of all open nodes."""
+        nodes = self.frontier.nodes
+        return (nodes.log_prob.exp() * nodes.is_open).sum(dim=1)
+
+    def bound(self) -> Float[Tensor, " batch"]:
+        """Return the highest log-probability that a text not yet completed could have."""
+        nodes = self.frontier.nodes
+        still_open = nodes.log_prob.masked_fill(~nodes.is_open, -math.inf).amax(dim=1)
+        return torch.maximum(self.pruned_bound, still_open)
+
+    def certified(self) -> Int[Tensor, " batch"]:
+        """Count the completions that are proven to be the model's likeliest."""
+        tree = self.tree
+        log_prob = tree.log_prob[..., None] + tree.child_log_prob
+        proven = (tree.child_state == State.COMPLETE) & (log_prob >= self.bound()[:, None, None])
+        return proven[:, : tree.capacity].sum(dim=(1, 2))
+
+    def check(self) -> None:
+        """Raise if the model gave NaN or infinite probabilities anywhere."""
+        broken = self.broken_at.amax()
+        if int(broken) >= 0:
+            row = int(self.broken_at.argmax())
+            raise ModelError(
+                f"the model gave NaN or infinite logits at step {int(broken)} of search {row}: "
+                "a wider dtype (float32) or intact weights would help"
+            )
+
+    def _passes(
+        self, children: Children, may_open: Bool[Tensor, "batch group children"]
+    ) -> Bool[Tensor, "batch group children"]:
+        config = self.config
+        threshold = math.log(config.min_prob) if config.min_prob > 0 else -math.inf
+        # The children are sorted, so the running count is the rank among those that may open.
+        is_among_best = may_open.cumsum(dim=2) <= config.min_children
+        return may_open & ((children.log_prob >= threshold) | is_among_best)
+
+    def _judge(
+        self,
+        group: Group,
+        children: Children,
+        passes: Bool[Tensor, "batch group children"],
+        is_stop: Bool[Tensor, "batch group children"],
+    ) -> tuple[Bool[Tensor, "batch group children"], Float[Tensor, "batch group children"] | None]:
+        complete, bonus = passes & is_stop, None
+        for rule in self.rules:
+            verdict = rule.judge(group, children, passes, is_stop)
+            if verdict.complete is not None:
+                complete = complete | (passes & verdict.complete)
+            if verdict.bonus is not None:
+                bonus = verdict.bonus if bonus is None else bonus + verdict.bonus
+        return complete, bonus
+
+    def _found(
+        self,
+        group: Group,
+        children: Children,
+        log_prob: Float[Tensor, "batch group children"],
+        opens: Bool[Tensor, "batch group children"],
+        bonus: Float[Tensor, "batch group children"] | None,
+    ) -> Nodes:
+        shape = children.token.shape
+        depth = (group.depth[..., None] + 1).expand(shape)
+        child = torch.arange(shape[2], device=depth.device).expand(shape)
+        if self.config.alpha is None:
+            score = scoring.last_token(children.log_prob)
+        else:
+            length = depth.clamp(max=self.config.max_new_tokens)
+            score = scoring.length_normalised(log_prob, length, self.powers)
+        if bonus is not None:
+            score = score + bonus
+        return Nodes(
+            is_open=opens.flatten(1),
+            token=children.token.flatten(1),
+            parent=group.slot[..., None].expand(shape).flatten(1),
+            child=child.flatten(1),
+            depth=depth.flatten(1),
+            step=self.clock[:, None].expand(-1, shape[1] * shape[2]),
+            score=score.flatten(1),
+            log_prob=log_prob.flatten(1),
+            last_log_prob=children.log_prob.flatten(1),
+        )
+
+    def _account(
+        self,
+        group: Group,
+        log_prob: Float[Tensor, "batch group children"],
+        complete: Bool[Tensor, "batch group children"],
+        too_long: Bool[Tensor, "batch group children"],
+        opens: Bool[Tensor, "batch group children"],
+    ) -> None:
+        mass = log_prob.exp()
+        completed = (mass * complete).sum(dim=(1, 2))
+        truncated = (mass * too_long).sum(dim=(1, 2))
+        opened = (mass * opens).sum(dim=(1, 2))
+        whole = (group.log_prob.exp() * group.is_valid).sum(dim=1)
+        self.ledger.completed += completed
+        self.ledger.truncated += truncated
+        self.ledger.pruned_prob += whole - completed - truncated - opened
+        self.num_completions += complete.sum(dim=(1, 2))
+        self.num_truncated += too_long.sum(dim=(1, 2))
+
+    def _account_dropped(self, dropped: Nodes) -> None:
+        self.tree.mark(dropped.parent, dropped.child, State.DROPPED, dropped.is_open)
+        self.ledger.pruned_frontier += (dropped.log_prob.exp() * dropped.is_open).sum(dim=1)
+        best = torch.cat(
+            [
+                self.pruned_bound[:, None],
+                dropped.log_prob.masked_fill(~dropped.is_open, -math.inf),
+            ],
+            dim=1,
+        )
+        self.pruned_bound.copy_(best.amax(dim=1))
+
+    def _bound(
+        self,
+        group: Group,
+        children: Children,
+        log_prob: Float[Tensor, "batch group children"],
+        unopened: Bool[Tensor, "batch group children"],
+    ) -> None:
+        """Raise the bound by the best child that was not opened, listed or not."""
+        best = log_prob.masked_fill(~unopened, -math.inf).amax(dim=2)
+        if children.token.shape[2] < self.vocab_size:
+            # A token past the list is no likelier than the last one listed, nor than what is left.
+            left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=0).log()
+            unseen = group.log_prob + torch.minimum(left, children.log_prob[..., -1])
+            best = torch.maximum(best, unseen)
+        best = best.masked_fill(~group.is_valid, -math.inf).amax(dim=1)
+        self.pruned_bound.copy_(torch.maximum(self.pruned_bound, best))
+
+    def _note_broken(self, group: Group, children: Children) -> None:
+        # Log-probabilities sink to −inf for impossible tokens, but never for the likeliest one.
+        is_bad = children.log_prob.isnan().any(dim=2) | (children.log_prob == math.inf).any(dim=2)
+        is_bad = (is_bad & group.is_valid).any(dim=1)
+        fresh = is_bad & (self.broken_at < 0)
+        self.broken_at.copy_(torch.where(fresh, self.clock, self.broken_at))
+
+    def _update_active(self) -> None:
+        config = self.config
+        active = (self.tree.count < config.total_budget) & (self.frontier.count() > 0)
+        active &= self.broken_at < 0
+        if config.max_completions is not None:
+            active &= self.num_completions < config.max_completions
+        if config.certify is not None:
+            active &= self.certified() < config.certify
+        self.is_active.copy_(active)
+
+    def stop_reasons(self) -> list[str]:
+        """Say of every search why it ended, once the loop is over."""
+        config = self.config
+        limits = {
+            "broken": self.broken_at >= 0,
+            "max_completions": self.num_completions >= (config.max_completions or math.inf),
+            "certified": self.certified() >= (config.certify or math.inf),
+            "budget": self.tree.count >= config.total_budget,
+            "exhausted": self.frontier.count() == 0,
+        }
+        reasons = []
+        for row in range(len(self.clock)):
+            hit = (name for name, reached in limits.items() if bool(reached[row]))
+            reasons.append(next(hit, "timeout" if self.has_timed_out else "interrupted"))
+        return reasons
+
+
+def room(config: SearchConfig, vocab_size: int) -> Room:
+    """Derive from the settings how much a session must be ready for."""
+    return Room(
+        width=min(config.k, config.max_frontier),
+        capacity=config.total_budget,
+        depth=config.max_new_tokens,
+        num_children=config.num_children(vocab_size),
+    )

@@ -1,0 +1,187 @@
+"""SearchConfig: every setting of a search, checked, with its one default.
+
+Knows the rules between settings. Touches neither disk, network nor torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bestk.errors import OptionError, unknown
+
+SCORINGS = ("mean", "sum", "last")
+DECAYS = ("power", "log", "none")
+RANKINGS = ("mean", "sum", "score", "step")
+
+# A node's table of children is this wide at most when `min_prob` alone would allow more.
+WIDEST_CHILDREN = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """The settings of one search.
+
+    >>> SearchConfig(k=5, beam_size=10, max_new_tokens=30).total_budget
+    300
+    """
+
+    k: int = 5  # nodes expanded in one model call
+    beam_size: int = 10  # b: equivalent beam size, budget = b * T unless given
+    max_new_tokens: int = 30  # T
+    min_new_tokens: int = 0
+    budget: int | None = None  # C: node expansions in total
+    scoring: str = "mean"  # h: mean (α=1), sum (α=0), last (BKS_last)
+    length_alpha: float | None = None  # α: sum of log p over length^α, instead of `scoring`
+    decay: str = "power"  # power: κ·age^β, log: κ·ln(1 + age), none
+    decay_weight: float = 0.05  # κ
+    decay_power: float = 0.5  # β
+    min_prob: float = 0.05  # γ: a child below this conditional probability is not opened
+    min_children: int = 1  # the best children are opened however flat the distribution is
+    max_children: int | None = None  # children looked at per node; default: all that can pass γ
+    max_frontier: int = 500  # heap size
+    max_completions: int | None = None  # stop rule
+    timeout: float | None = None  # stop rule, seconds
+    certify: int | None = None  # stop rule: this many texts proven to be the model's likeliest
+    rank_by: str = "mean"  # order of the results
+    stop_ids: tuple[int, ...] = ()  # token ids that complete a text, besides the model's EOS ids
+    stop: tuple[str, ...] = ()  # strings that complete a text
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_ids", _tuple("stop_ids", self.stop_ids, int))
+        object.__setattr__(self, "stop", _tuple("stop", self.stop, str))
+        self._check_counts()
+        self._check_reals()
+        self._check_names()
+        if self.k > self.total_budget:
+            raise OptionError(
+                f"k must be at most the budget of {self.total_budget}, got {self.k}: "
+                "lower k, or raise budget, beam_size or max_new_tokens"
+            )
+        if self.min_new_tokens > self.max_new_tokens:
+            raise OptionError(
+                f"min_new_tokens must be at most max_new_tokens={self.max_new_tokens}, "
+                f"got {self.min_new_tokens}"
+            )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], base: SearchConfig | None = None) -> SearchConfig:
+        """Build a config from loose options; an unknown name is an error that names the nearest."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in options:
+            if name not in known:
+                raise OptionError(unknown("option", name, known))
+        return dataclasses.replace(base, **options) if base else cls(**options)
+
+    @property
+    def total_budget(self) -> int:
+        """Node expansions that the search may spend, the root's included."""
+        return self.beam_size * self.max_new_tokens if self.budget is None else self.budget
+
+    @property
+    def alpha(self) -> float | None:
+        """The exponent α of the length, or None for the memoryless score."""
+        if self.length_alpha is not None:
+            return float(self.length_alpha)
+        return {"mean": 1.0, "sum": 0.0, "last": None}[self.scoring]
+
+    def num_children(self, vocab_size: int) -> int:
+        """Children worth asking the model for: at most 1/γ tokens have probability ≥ γ."""
+        by_prob = math.floor(1 / self.min_prob + 1e-9) if self.min_prob > 0 else vocab_size
+        by_prob = max(by_prob, self.min_children)
+        widest = WIDEST_CHILDREN if self.max_children is None else self.max_children
+        return max(1, min(by_prob, widest, vocab_size))
+
+    def describe(self) -> str:
+        """Write the settings as the `key:value` fields of a signature."""
+        scoring = f"alpha{self.length_alpha:g}" if self.length_alpha is not None else self.scoring
+        decay = {
+            "power": f"power,{self.decay_weight:g},{self.decay_power:g}",
+            "log": f"log,{self.decay_weight:g}",
+            "none": "none",
+        }[self.decay]
+        fields = [
+            f"k:{self.k}",
+            f"b:{self.beam_size}",
+            f"T:{self.max_new_tokens}",
+            f"C:{self.total_budget}",
+            f"score:{scoring}",
+            f"decay:{decay}",
+            f"minprob:{self.min_prob:g}",
+            f"heap:{self.max_frontier}",
+            f"rank:{self.rank_by}",
+        ]
+        told = {"k", "beam_size", "max_new_tokens", "budget", "scoring", "length_alpha", "decay"}
+        told |= {"decay_weight", "decay_power", "min_prob", "max_frontier", "rank_by"}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in told and value != field.default:
+                fields.append(f"{field.name.replace('_', '')}:{_plain(value)}")
+        return "|".join(fields)
+
+    def _check_counts(self) -> None:
+        least = {"k": 1, "beam_size": 1, "max_new_tokens": 1, "min_new_tokens": 0, "budget": 1}
+        least |= {"min_children": 0, "max_children": 1, "max_frontier": 1}
+        least |= {"max_completions": 1, "certify": 1}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise OptionError(f"{name} must be a whole number, got {value!r}")
+            if value < minimum:
+                raise OptionError(f"{name} must be at least {minimum}, got {value}")
+
+    def _check_reals(self) -> None:
+        for name in ("min_prob", "decay_weight", "decay_power", "length_alpha", "timeout"):
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise OptionError(f"{name} must be a number, got {value!r}")
+            if not math.isfinite(value):
+                raise OptionError(f"{name} must be finite, got {value}")
+        if not 0 <= self.min_prob <= 1:
+            raise OptionError(f"min_prob is a probability, from 0 to 1, got {self.min_prob}")
+        if self.decay_weight < 0:
+            raise OptionError(f"decay_weight must be at least 0, got {self.decay_weight}")
+        if self.decay_power <= 0:
+            raise OptionError(
+                f"decay_power must be above 0, got {self.decay_power}: "
+                "use decay='none' to turn the decay off"
+            )
+        if self.timeout is not None and self.timeout <= 0:
+            raise OptionError(f"timeout must be above 0 seconds, got {self.timeout}")
+
+    def _check_names(self) -> None:
+        for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise OptionError(unknown(name, str(value), known))
+        if self.length_alpha is not None and self.scoring != "mean":
+            raise OptionError(
+                f"length_alpha={self.length_alpha:g} replaces the score, "
+                f"got scoring={self.scoring!r} too: give one of them"
+            )
+
+
+_OPTIONAL = {f.name for f in dataclasses.fields(SearchConfig) if f.default is None}
+
+
+def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+    if isinstance(value, kind):
+        value = (value,)
+    if not isinstance(value, Sequence) or not all(
+        isinstance(item, kind) and not isinstance(item, bool) for item in value
+    ):
+        raise OptionError(f"{name} must be a list of {kind.__name__}, got {value!r}")
+    if kind is str and "" in value:
+        raise OptionError(f"{name} must not hold an empty string")
+    return tuple(value)
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)

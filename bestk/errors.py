@@ -1,0 +1,65 @@
+"""The exception tree. Every message says the value, the rule and the way out.
+
+BestKError
+├── OptionError           a setting that breaks its rule, or a name that does not exist
+├── PromptError           an empty prompt, or one that leaves no room to generate
+├── ModelError            a model that cannot be loaded, or gives no usable probabilities
+├── MissingExtraError     a package of an optional extra is not installed
+├── SchemaError           a saved result that cannot be read back
+└── SearchInterrupted     a search broke off; `partial` holds what it had found
+    └── OutOfMemoryError  the device ran out of memory
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class BestKError(Exception):
+    """Base of every error that bestk raises on purpose."""
+
+
+class OptionError(BestKError, ValueError):
+    """A setting breaks its rule."""
+
+
+class PromptError(BestKError, ValueError):
+    """A prompt cannot be searched."""
+
+
+class ModelError(BestKError):
+    """A model cannot be loaded, or its output cannot be used."""
+
+
+class MissingExtraError(BestKError, ImportError):
+    """An optional package is not installed."""
+
+
+class SchemaError(BestKError, ValueError):
+    """A saved file is not what this version reads."""
+
+
+class SearchInterrupted(BestKError):
+    """A search broke off; `partial` holds one result per prompt with what was found until then."""
+
+    def __init__(self, message: str, partial: list[Any] | None = None) -> None:
+        super().__init__(message)
+        self.partial: list[Any] = partial or []
+
+
+class OutOfMemoryError(SearchInterrupted):
+    """The device ran out of memory."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Word the message for a name that does not exist, with the nearest one that does.
+
+    >>> unknown("option", "beamsize", ["beam_size", "budget"])
+    "unknown option 'beamsize': did you mean 'beam_size'?"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(names)
+    return f"unknown {kind} {name!r}: {hint}"

