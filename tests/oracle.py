@@ -72,7 +72,8 @@ def best_k(model: ToyBackend, prompt: tuple[int, ...], config: SearchConfig) -> 
     expand((), 0.0, 0, 0)
     prune(1)
     expanded, step = 1, 1
-    while expanded < config.total_budget and frontier:
+    enough = config.max_completions or math.inf
+    while expanded < config.total_budget and frontier and len(trace.completions) < enough:
         keyed = heap(step)
         width = min(config.k, len(keyed), config.total_budget - expanded)
         group = [heapq.heappop(keyed)[1] for _ in range(width)]
@@ -83,7 +84,4 @@ def best_k(model: ToyBackend, prompt: tuple[int, ...], config: SearchConfig) -> 
             expanded += 1
         prune(step + 1)
         step += 1
-        done = config.max_completions is not None
-        if done and len(trace.completions) >= config.max_completions:
-            break
     return trace
