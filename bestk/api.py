@@ -9,19 +9,15 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-import torch
-
 from bestk.best_k import Searches, Step, run
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError, SearchInterrupted
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
+from bestk.many import encode_all, is_out_of_memory, out_of_memory, search_many, stop_rules
 from bestk.record import TreeRecord
 from bestk.result import Hypothesis, SearchResult, collect, completions
-from bestk.stopping import StopStrings
 
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
-
-DEFAULT_BATCH_SIZE = 8
 
 
 @overload
@@ -30,7 +26,7 @@ def search(
     prompts: str,
     config: SearchConfig | None = None,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int | str = "auto",
     keep_tree: bool = True,
     **options: Any,
 ) -> SearchResult: ...
@@ -42,7 +38,7 @@ def search(
     prompts: list[str],
     config: SearchConfig | None = None,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int | str = "auto",
     keep_tree: bool = True,
     **options: Any,
 ) -> list[SearchResult]: ...
@@ -54,7 +50,7 @@ def search(
     prompts: Prompt | Batch,
     config: SearchConfig | None = None,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int | str = "auto",
     keep_tree: bool = True,
     **options: Any,
 ) -> Any: ...
@@ -65,28 +61,20 @@ def search(
     prompts: Prompt | Batch,
     config: SearchConfig | None = None,
     *,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int | str = "auto",
     keep_tree: bool = True,
     **options: Any,
 ) -> Any:
     """Run best-k search: one result for a prompt, a list of them for a list of prompts.
 
     `options` are the fields of `SearchConfig`; where `config` is given too they change it.
+    `batch_size` prompts are searched side by side, by default as many as memory allows; it changes
+    nothing but the speed.
     """
     settings = SearchConfig.of(options, config)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if not is_batch(prompts):
-        return _search_chunk(lm, [prompts], settings, keep_tree)[0]
-    results: list[SearchResult] = []
-    for start in range(0, len(prompts), batch_size):
-        try:
-            chunk = prompts[start : start + batch_size]
-            results += _search_chunk(lm, list(chunk), settings, keep_tree)
-        except SearchInterrupted as error:
-            error.partial = results + error.partial
-            raise
-    return results
+        return search_many(lm, [prompts], settings, batch_size=1, keep_tree=keep_tree)[0]
+    return search_many(lm, prompts, settings, batch_size=batch_size, keep_tree=keep_tree)
 
 
 def best_first(
@@ -126,11 +114,7 @@ class Run:
         self.lm = lm
         self.prompts = list(prompts)
         self.config = config
-        self._check_stop_ids()
-        self.prompt_ids = [lm.encode(prompt) for prompt in self.prompts]
-        for ids in self.prompt_ids:
-            lm.check_length(ids, config.max_new_tokens)
-        rules = [StopStrings(config.stop, lm.decode, config.min_new_tokens)] if config.stop else []
+        self.prompt_ids = encode_all(lm, self.prompts, config)
         backend = lm.backend
         self.searches = Searches(
             config,
@@ -138,7 +122,7 @@ class Run:
             vocab_size=backend.vocab_size,
             eos_ids=backend.eos_ids,
             device=backend.device,
-            rules=rules,
+            rules=stop_rules(lm, config),
         )
         self.started = time.perf_counter()
         self.seconds = 0.0
@@ -157,22 +141,24 @@ class Run:
             self.searches.check()
         except BestKError as error:
             raise SearchInterrupted(str(error), self.results()) from error
-        except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
-            raise OutOfMemoryError(self._out_of_memory(), self.results()) from error
+            expanded = int(self.searches.tree.count.max())
+            message = out_of_memory(self.lm, self.config, len(self.prompts), expanded)
+            raise OutOfMemoryError(message, self.results()) from error
         finally:
             self.close()
 
     def fresh(self) -> list[list[Hypothesis]]:
         """Return, for every prompt, the texts completed since the last call."""
         counts = self.searches.tree.count.tolist()
+        records = TreeRecord.of(self.searches.tree, range(len(counts)))
         found = []
-        for row, count in enumerate(counts):
-            record = TreeRecord.of(self.searches.tree, row, count)
+        for row in range(len(counts)):
             bound = float("inf")  # nothing is certain while the search goes on
             found.append(
-                completions(record, self.config, bound, self._decode, since=self._seen[row])
+                completions(records[row], self.config, bound, self._decode, since=self._seen[row])
             )
         self._seen = counts
         return found
@@ -181,7 +167,7 @@ class Run:
         """Return a result for every prompt, whether or not its search has ended."""
         return collect(
             self.searches,
-            prompts=self.prompts,
+            prompts=dict(enumerate(self.prompts)),
             decode=self._decode,
             model=self.lm.name,
             seconds=self.seconds,
@@ -196,30 +182,6 @@ class Run:
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         return self.lm.decode(sequences, self.config.stop)
 
-    def _check_stop_ids(self) -> None:
-        size = self.lm.backend.vocab_size
-        for token in self.config.stop_ids:
-            if not 0 <= token < size:
-                raise OptionError(f"stop_ids go from 0 to {size - 1}, got {token}")
-
-    def _out_of_memory(self) -> str:
-        config = self.config
-        return (
-            f"out of memory on {self.lm.backend.device} after "
-            f"{int(self.searches.tree.count.max())} of {config.total_budget} expansions: lower "
-            f"batch_size (now {len(self.prompts)}), k ({config.k}), beam_size "
-            f"({config.beam_size}) or max_new_tokens ({config.max_new_tokens})"
-        )
-
-
-def _search_chunk(
-    lm: LanguageModel, prompts: Sequence[Any], config: SearchConfig, keep_tree: bool
-) -> list[SearchResult]:
-    under_way = Run(lm, prompts, config)
-    for _ in under_way:
-        pass
-    return under_way.results(keep_tree=keep_tree)
-
 
 def _stream(under_way: Run) -> Iterator[Hypothesis]:
     texts = set()
@@ -232,10 +194,3 @@ def _stream(under_way: Run) -> Iterator[Hypothesis]:
                     yield hypothesis
     finally:
         steps.close()  # type: ignore[attr-defined]
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,13 +87,13 @@ def run(session: Session, searches: Searches) -> Iterator[Step]:
     started = time.monotonic()
     timeout = searches.config.timeout
     try:
-        group = searches.tree.root()
+        group = searches.restart()
         searches.push(group, session.root(group))
         yield Step(0, group, searches)
         index = 1
         while searches.is_running():
             if timeout is not None and time.monotonic() - started >= timeout:
-                searches.has_timed_out = True
+                searches.time_out(range(searches.batch))
                 return
             group = searches.pop()
             children = session.expand(group)
@@ -118,6 +118,7 @@ class Searches:
         rules: Sequence[Rule] = (),
     ) -> None:
         self.config = config
+        self.batch = batch
         self.rules = tuple(rules)
         self.vocab_size = vocab_size
         self.room = room(config, vocab_size)
@@ -141,7 +142,26 @@ class Searches:
         self.pruned_bound = real(-math.inf)
         self.broken_at = whole() - 1  # the step at which the model gave NaN
         self.is_active = torch.ones(batch, dtype=torch.bool, device=device)
-        self.has_timed_out = False
+        self.timed_out: set[int] = set()
+        self.all_rows = torch.arange(batch, device=device)
+
+    def restart(self, rows: Int[Tensor, " restarted"] | None = None) -> Group:
+        """Begin these searches anew, all by default; the group holds their roots."""
+        rows = self.all_rows if rows is None else rows
+        for counter in (self.clock, self.num_completions, self.num_truncated):
+            counter.index_fill_(0, rows, 0)
+        for mass in vars(self.ledger).values():
+            mass.index_fill_(0, rows, 0.0)
+        self.pruned_bound.index_fill_(0, rows, -math.inf)
+        self.broken_at.index_fill_(0, rows, -1)
+        self.frontier.clear(rows)
+        return self.tree.plant(rows)
+
+    def time_out(self, rows: Iterable[int]) -> None:
+        """Stop these searches where they are."""
+        self.timed_out.update(rows)
+        for row in rows:
+            self.is_active[row] = False
 
     def pop(self) -> Group:
         """Take the best nodes of every frontier, within what is left of each budget."""
@@ -215,15 +235,15 @@ class Searches:
         proven = (tree.child_state == State.COMPLETE) & (log_prob >= self.bound()[:, None, None])
         return proven[:, : tree.capacity].sum(dim=(1, 2))
 
-    def check(self) -> None:
-        """Raise if the model gave NaN or infinite probabilities anywhere."""
-        broken = self.broken_at.amax()
-        if int(broken) >= 0:
-            row = int(self.broken_at.argmax())
-            raise ModelError(
-                f"the model gave NaN or infinite logits at step {int(broken)} of search {row}: "
-                "a wider dtype (float32) or intact weights would help"
-            )
+    def check(self, numbers: Mapping[int, int] | None = None) -> None:
+        """Raise if the model gave NaN or infinity; `numbers` says which prompt a row holds."""
+        for row, step in enumerate(self.broken_at.tolist()):
+            if step >= 0 and (numbers is None or row in numbers):
+                number = row if numbers is None else numbers[row]
+                raise ModelError(
+                    f"the model gave NaN or infinite logits at step {step} of prompt {number}: "
+                    "load it in a wider dtype (float32), or check its weights"
+                )
 
     def _passes(
         self, children: Children, may_open: Bool[Tensor, "batch group children"]
@@ -358,7 +378,7 @@ class Searches:
         reasons = []
         for row in range(len(self.clock)):
             hit = (name for name, reached in limits.items() if bool(reached[row]))
-            reasons.append(next(hit, "timeout" if self.has_timed_out else "interrupted"))
+            reasons.append(next(hit, "timeout" if row in self.timed_out else "interrupted"))
         return reasons
 
 

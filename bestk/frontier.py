@@ -57,6 +57,10 @@ class Frontier:
         # The order of the next pop: positions by priority, best first.
         self.order = torch.arange(size, device=device).repeat(batch, 1)
 
+    def clear(self, rows: Int[Tensor, " cleared"]) -> None:
+        """Empty the frontiers of these searches."""
+        self.nodes.is_open.index_fill_(0, rows, False)
+
     def count(self) -> Int[Tensor, " batch"]:
         """Count the open nodes of each search."""
         return self.nodes.is_open.sum(dim=1)

@@ -10,6 +10,7 @@ from typing import Any
 
 from bestk.backends.base import Backend
 from bestk.errors import ModelError, PromptError
+from bestk.lanes import LanesCache
 
 Message = dict[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -25,6 +26,7 @@ class LanguageModel:
         self.backend = backend
         self.tokenizer = tokenizer
         self.name = name or backend.name
+        self.lanes = LanesCache()
 
     @property
     def is_chat(self) -> bool:

@@ -6,6 +6,7 @@ tokens and probabilities, no text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from bestk.errors import SchemaError
 from bestk.tree import State, Tree
 
+_WHOLES = ("token", "parent", "depth", "step", "expanded_at")
 _REALS = ("log_prob", "last_log_prob", "priority", "child_log_prob")
 
 
@@ -40,38 +42,49 @@ class TreeRecord:
     child_state: Tensor
 
     @classmethod
-    def of(cls, tree: Tree, row: int, count: int) -> TreeRecord:
-        """Copy one search out of a batch, without its unused slots."""
-        state = tree.child_state[row, :count]
-        parent, index = (state != State.NONE).nonzero(as_tuple=True)
-        nodes = {
-            name: getattr(tree, name)[row, :count]
-            for name in ("token", "parent", "depth", "step", "expanded_at")
+    def of(cls, tree: Tree, rows: Sequence[int]) -> list[TreeRecord]:
+        """Copy some searches out of a batch, without their unused slots."""
+        index = torch.tensor(rows, dtype=torch.int64, device=tree.count.device)
+        counts = tree.count[index].tolist()
+        size = max(counts, default=0)
+        names = [*_WHOLES, "log_prob", "last_log_prob", "priority"]
+        names += ["child_token", "child_log_prob", "child_state"]
+        # One copy from the device per column, whatever the number of searches.
+        columns = {
+            name: getattr(tree, name)[:, :size].index_select(0, index).cpu() for name in names
         }
-        reals = {
-            name: getattr(tree, name)[row, :count]
-            for name in ("log_prob", "last_log_prob", "priority")
-        }
-        children = {
-            "child_parent": parent,
-            "child_index": index,
-            "child_token": tree.child_token[row, parent, index],
-            "child_state": state[parent, index],
-        }
-        whole = {name: x.to("cpu", torch.int32) for name, x in (nodes | children).items()}
-        reals["child_log_prob"] = tree.child_log_prob[row, parent, index]
-        return cls(**whole, **{name: x.to("cpu", copy=True) for name, x in reals.items()})
+        return [
+            cls._cut({name: column[i, :count] for name, column in columns.items()})
+            for i, count in enumerate(counts)
+        ]
+
+    @classmethod
+    def _cut(cls, columns: dict[str, Tensor]) -> TreeRecord:
+        parent, index = (columns["child_state"] != State.NONE).nonzero(as_tuple=True)
+        for name in ("child_token", "child_log_prob", "child_state"):
+            columns[name] = columns[name][parent, index]
+        columns |= {"child_parent": parent, "child_index": index}
+        return cls(
+            **{
+                name: column.clone() if name in _REALS else column.to(torch.int32)
+                for name, column in columns.items()
+            }
+        )
 
     def __len__(self) -> int:
         return len(self.token)
 
-    def tokens_to(self, slot: int) -> list[int]:
-        """Return the tokens from the root to a slot."""
-        path = []
-        while slot > 0:
-            path.append(int(self.token[slot]))
-            slot = int(self.parent[slot])
-        return path[::-1]
+    def paths_to(self, slots: Sequence[int]) -> list[list[int]]:
+        """Return the slots from the root's child down to each of the given slots."""
+        parents = self.parent.tolist()
+        paths = []
+        for slot in slots:
+            path = []
+            while slot > 0:
+                path.append(slot)
+                slot = parents[slot]
+            paths.append(path[::-1])
+        return paths
 
     def to_json(self) -> dict[str, list[float]]:
         """Return the columns as lists."""

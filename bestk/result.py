@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,23 +158,21 @@ def signature(config: SearchConfig, model: str) -> str:
 def collect(
     searches: Searches,
     *,
-    prompts: Sequence[Any],
+    prompts: Mapping[int, Any],
     decode: Callable[[Sequence[Sequence[int]]], list[str]],
     model: str,
     seconds: float,
     keep_tree: bool = True,
 ) -> list[SearchResult]:
-    """Turn the state of a batch of searches, finished or not, into results."""
-    counts = searches.tree.count.tolist()
-    clocks = searches.clock.tolist()
-    reasons = searches.stop_reasons()
+    """Turn the state of searches, finished or not, into results: one for each row in `prompts`."""
+    clocks, reasons = searches.clock.tolist(), searches.stop_reasons()
     ledger, frontier = searches.ledger, searches.frontier_mass().tolist()
     completed, truncated = ledger.completed.tolist(), ledger.truncated.tolist()
     pruned_prob, pruned_frontier = ledger.pruned_prob.tolist(), ledger.pruned_frontier.tolist()
     num_truncated, bounds = searches.num_truncated.tolist(), searches.bound().tolist()
     results = []
-    for row, prompt in enumerate(prompts):
-        record = TreeRecord.of(searches.tree, row, counts[row])
+    records = TreeRecord.of(searches.tree, list(prompts))
+    for (row, prompt), record in zip(prompts.items(), records, strict=True):
         found = completions(record, searches.config, bounds[row], decode)
         merged = rank(merge(found))
         results.append(
@@ -188,7 +186,7 @@ def collect(
                     pruned_frontier=pruned_frontier[row],
                     truncated=truncated[row],
                 ),
-                cost=Cost(expanded=counts[row], model_calls=clocks[row] + 1, seconds=seconds),
+                cost=Cost(expanded=len(record), model_calls=clocks[row] + 1, seconds=seconds),
                 signature=signature(searches.config, model),
                 config=searches.config,
                 stop_reason=reasons[row],
@@ -213,25 +211,29 @@ def completions(
     is_wanted = (record.child_state == State.COMPLETE) & (record.child_parent >= since)
     entries = is_wanted.nonzero()[:, 0]
     parents = record.child_parent[entries].tolist()
-    tokens = record.child_token[entries].tolist()
+    ends = record.child_token[entries].tolist()
     last = record.child_log_prob[entries].tolist()
-    token_ids, log_probs, totals = [], [], []
-    for parent, token, log_prob in zip(parents, tokens, last, strict=True):
-        token_ids.append((*record.tokens_to(parent), token))
-        log_probs.append((*_log_probs_to(record, parent), log_prob))
-        totals.append(float(record.log_prob[parent]) + log_prob)
-    return [
-        Hypothesis(
-            text=text,
-            score=_score(config, totals[i], log_probs[i], int(record.expanded_at[parents[i]])),
-            log_prob=totals[i],
-            token_ids=token_ids[i],
-            log_probs=log_probs[i],
-            step=int(record.expanded_at[parents[i]]),
-            is_certified=totals[i] >= bound,
+    tokens, steps = record.token.tolist(), record.expanded_at.tolist()
+    log_prob, node_log_prob = record.log_prob.tolist(), record.last_log_prob.tolist()
+    paths = record.paths_to(parents)
+    token_ids = [(*(tokens[s] for s in path), end) for path, end in zip(paths, ends, strict=True)]
+    found = []
+    for i, text in enumerate(decode(token_ids)):
+        log_probs = (*(node_log_prob[slot] for slot in paths[i]), last[i])
+        total = log_prob[parents[i]] + last[i]
+        step = steps[parents[i]]
+        found.append(
+            Hypothesis(
+                text=text,
+                score=_score(config, total, log_probs, step),
+                log_prob=total,
+                token_ids=token_ids[i],
+                log_probs=log_probs,
+                step=step,
+                is_certified=total >= bound,
+            )
         )
-        for i, text in enumerate(decode(token_ids))
-    ]
+    return found
 
 
 def merge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -260,14 +262,6 @@ def _score(config: SearchConfig, log_prob: float, log_probs: Sequence[float], st
     if config.rank_by == "step":
         return -float(step)
     return log_probs[-1] if config.alpha is None else log_prob / float(length) ** config.alpha
-
-
-def _log_probs_to(record: TreeRecord, slot: int) -> list[float]:
-    path = []
-    while slot > 0:
-        path.append(float(record.last_log_prob[slot]))
-        slot = int(record.parent[slot])
-    return path[::-1]
 
 
 def _hypothesis_json(hypothesis: Hypothesis) -> dict[str, Any]:

@@ -64,20 +64,22 @@ class Tree:
         self.child_state: Int[Tensor, "batch slots children"] = column(num_children, fill=0)
         self.count: Int[Tensor, " batch"] = torch.zeros(batch, dtype=torch.int64, device=device)
 
-    def root(self) -> Group:
-        """Expand nothing yet, but hand out slot 0 as the first group."""
-        slot = torch.zeros_like(self.parent[:, :1])
-        self.count.fill_(1)
-        self.expanded_at[:, 0] = 0
+    def plant(self, rows: Int[Tensor, " planted"]) -> Group:
+        """Start these searches' trees anew; the group holds their roots and no other node."""
+        self.count.index_fill_(0, rows, 1)
+        self.child_state.index_fill_(0, rows, int(State.NONE))
+        self.expanded_at[:, 0].index_fill_(0, rows, 0)
+        nothing = torch.zeros_like(self.parent[:, :1])
+        is_valid = torch.zeros_like(nothing, dtype=torch.bool).index_fill_(0, rows, True)
         path = self.path[:, :1].clone()
         return Group(
             token=self.token[:, :1].clone(),
-            slot=slot,
-            depth=slot,
-            log_prob=torch.zeros_like(slot, dtype=torch.float64),
+            slot=torch.where(is_valid, 0, self.capacity),
+            depth=nothing,
+            log_prob=torch.zeros_like(nothing, dtype=torch.float64),
             path=path,
             prefix=path,
-            is_valid=torch.ones_like(slot, dtype=torch.bool),
+            is_valid=is_valid,
         )
 
     def append(

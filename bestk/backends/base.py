@@ -53,6 +53,7 @@ class Room:
     capacity: int  # nodes per search, the root included
     depth: int  # tokens from the root to the deepest node that is ever expanded
     num_children: int  # likeliest tokens to return per node
+    prompt_size: int = 0  # tokens of the longest prompt to come, where that is known
 
 
 @runtime_checkable

@@ -108,6 +108,11 @@ class ToySession:
     def root(self, group: Group) -> Children:
         return self._children(group, [[prompt] for prompt in self.prompts])
 
+    def refill(self, group: Group, prompts: Mapping[int, Sequence[int]]) -> Children:
+        for row, prompt in prompts.items():
+            self.prompts[row] = tuple(prompt)
+        return self.root(group)
+
     def expand(self, group: Group) -> Children:
         prefixes = group.prefix.tolist()
         depths = group.depth.tolist()

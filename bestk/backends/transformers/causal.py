@@ -6,17 +6,20 @@ does not fit its sliding window; what decides is in `probe`.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session, Shaper, shaped_children
+from bestk.backends.transformers import attention
 from bestk.backends.transformers.cache import Layout, tree_cache
-from bestk.backends.transformers.model import Checkpoint
+from bestk.backends.transformers.model import Checkpoint, pad_right
 from bestk.backends.transformers.prefix import PrefixSession
 from bestk.backends.transformers.probe import sharing_obstacle, window
 
@@ -26,14 +29,12 @@ logger = logging.getLogger("bestk")
 class CausalBackend:
     """Any `AutoModelForCausalLM`, on whatever device and in whatever dtype it was loaded."""
 
-    def __init__(self, model: Any, name: str | None = None) -> None:
-        self.checkpoint = Checkpoint(model, name)
+    def __init__(self, model: Any, name: str | None = None, *, compiled: bool = False) -> None:
+        self.checkpoint = Checkpoint(model, name, compiled=compiled)
         self.name = self.checkpoint.name
         self.vocab_size = self.checkpoint.vocab_size
         self.eos_ids = self.checkpoint.eos_ids
         self.max_length = self.checkpoint.max_length
-        self._obstacle: str | None = None
-        self._is_probed = False
         self._noticed: set[str] = set()
 
     @property
@@ -46,21 +47,42 @@ class CausalBackend:
         """Open a session with tree attention, or one that recomputes prefixes if it must."""
         obstacle = self.obstacle(max(map(len, prompts)) + room.depth)
         if obstacle is None:
-            return TreeSession(self.checkpoint, prompts, room, shaper)
+            return TreeSession(
+                self.checkpoint, prompts, room, shaper, with_kernel=self._with_kernel
+            )
         if obstacle not in self._noticed:
             self._noticed.add(obstacle)
             logger.warning("%s: recomputing prefixes, %s", self.name, obstacle)
         return PrefixSession(self.checkpoint, prompts, room.num_children, shaper)
 
+    def lane_bytes(self, prompt_size: int, room: Room) -> int:
+        """Estimate the memory that one search takes, its share of the activations included."""
+        return self.checkpoint.search_bytes(prompt_size, room)
+
+    def free_bytes(self) -> int | None:
+        """Say how much memory is free on the model's device, None where nobody knows."""
+        if self.device.type != "cuda":
+            return None
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
     def obstacle(self, length: int) -> str | None:
         """Say why paths of this length cannot share a cache, None if they can."""
-        if not self._is_probed:
-            self._obstacle = sharing_obstacle(self.checkpoint, TreeSession)
-            self._is_probed = True
         reach = window(self.checkpoint)
         if self._obstacle is None and reach is not None and length > reach:
             return f"since its attention window of {reach} is shorter than {length} tokens"
         return self._obstacle
+
+    @functools.cached_property
+    def _with_kernel(self) -> bool:
+        """Say whether the GPU's tree kernel gives this model's own numbers."""
+        if not attention.has_kernels(self.device) or len(self.checkpoint.devices) > 1:
+            return False
+        session = functools.partial(TreeSession, with_kernel=True)
+        return sharing_obstacle(self.checkpoint, session) is None
+
+    @functools.cached_property
+    def _obstacle(self) -> str | None:
+        return None if self._with_kernel else sharing_obstacle(self.checkpoint, TreeSession)
 
 
 class TreeSession:
@@ -72,51 +94,88 @@ class TreeSession:
         prompts: Sequence[Sequence[int]],
         room: Room,
         shaper: Shaper | None = None,
+        *,
+        with_kernel: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
         self.shaper = shaper
+        self.with_kernel = with_kernel
         self.num_children = room.num_children
-        self.width = room.width
-        self.prompts: list[Sequence[int]] = list(prompts)
+        self.prompts = dict(enumerate(prompts))
         lengths = [len(prompt) for prompt in prompts]
+        size = max(*lengths, room.prompt_size)
         self.layout = Layout(
             prompt_length=torch.tensor(lengths, device=checkpoint.device),
-            prompt_size=max(lengths),
+            prompt_size=size,
             capacity=room.capacity,
-            used=max(lengths),
+            used=size,
         )
         self.cache: Any = tree_cache(self.layout)
 
-    @torch.inference_mode()
+    @property
+    def is_static(self) -> bool:
+        """Say whether `expand` runs the same kernels at every step, as a CUDA graph needs."""
+        return self.with_kernel and self.shaper is None
+
     def root(self, group: Group) -> Children:
         """Read the prompts into the cache; the last token of each gives the root's children."""
-        logits = self.checkpoint.last_logits(
-            self.prompts, past_key_values=self.cache, use_cache=True
-        )
-        return shaped_children(group, logits[:, None], self.num_children, self.shaper)
+        return self.refill(group, self.prompts)
+
+    def refill(self, group: Group, prompts: Mapping[int, Sequence[int]]) -> Children:
+        """Read new prompts for some of the searches; the other rows of the result mean nothing."""
+        device = self.checkpoint.device
+        tokens, lengths = pad_right(list(prompts.values()), device)
+        rows = torch.tensor(list(prompts), device=device)
+        return self.read(group, tokens, lengths, rows)
+
+    @torch.inference_mode()
+    def read(self, group: Group, tokens: Tensor, lengths: Tensor, rows: Tensor) -> Children:
+        """Do what `refill` does, from tensors: the part that a CUDA graph can hold."""
+        layout = self.layout
+        layout.prompt_length.index_copy_(0, rows, lengths)
+        layout.write, layout.rows = None, rows
+        with self._attention(None):
+            last = self.checkpoint.last_logits(
+                tokens, lengths, past_key_values=self.cache, use_cache=True
+            )
+        logits = last.new_zeros(len(layout.prompt_length), 1, last.shape[-1])
+        logits.index_copy_(0, rows, last[:, None])
+        return shaped_children(group, logits, self.num_children, self.shaper)
 
     @torch.inference_mode()
     def expand(self, group: Group) -> Children:
         """Run the group's tokens through the model, each seeing the prompt and its ancestors."""
         return shaped_children(group, self.logits(group), self.num_children, self.shaper)
 
-    def logits(self, group: Group) -> Tensor:
+    def logits(self, group: Group) -> Float[Tensor, "batch group vocab"]:
         """Return the logits after every node of the group, and keep its keys and values."""
         layout = self.layout
-        layout.used = min(layout.used + group.token.shape[1], layout.size - 1)
-        layout.write = layout.place(group.slot)
-        output = self.checkpoint.model(
-            input_ids=group.token.clamp(min=0),
-            attention_mask=self._mask(layout.mask(group)),
-            position_ids=layout.positions(group),
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+        layout.advance(group, reads_all=self.with_kernel)
+        with self._attention(group.path):
+            output = self.checkpoint.stepper(
+                input_ids=group.token.clamp(min=0),
+                attention_mask=None if self.with_kernel else self._mask(layout.mask(group)),
+                position_ids=layout.positions(group),
+                past_key_values=self.cache,
+                use_cache=True,
+            )
         logits: Tensor = output.logits.to(self.checkpoint.device)
         return logits
 
     def close(self) -> None:
+        """Let go of the cache."""
         self.cache = None
+
+    @contextlib.contextmanager
+    def _attention(self, path: Tensor | None) -> Iterator[None]:
+        if not self.with_kernel:
+            yield
+            return
+        # A compiled model fuses these operations itself.
+        is_fused = path is None or not self.checkpoint.is_compiled
+        fused = self.checkpoint.fusion.applied() if is_fused else contextlib.nullcontext()
+        with attention.tree_attention(self.checkpoint, self.layout, path), fused:
+            yield
 
     def _mask(self, visible: Bool[Tensor, "batch 1 group used"]) -> Tensor:
         if self.checkpoint.config._attn_implementation == "sdpa":

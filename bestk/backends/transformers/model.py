@@ -6,6 +6,7 @@ came before, so neither a mask nor a shifted position is needed, for recurrent m
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,14 +16,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bestk.backends.base import Room
+from bestk.backends.transformers.attention import Fusion
 from bestk.errors import ModelError
 
 
 class Checkpoint:
     """A loaded model and the facts that a search needs from it."""
 
-    def __init__(self, model: Any, name: str | None = None) -> None:
+    def __init__(self, model: Any, name: str | None = None, *, compiled: bool = False) -> None:
         self.model = model
+        self.is_compiled = compiled
         self.config = model.config.get_text_config(decoder=True)
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
@@ -34,6 +38,21 @@ class Checkpoint:
             if parameter.device.type != "meta":
                 return torch.device(parameter.device)
         raise ModelError(f"model {self.name} has no weights in memory: load it without offloading")
+
+    @functools.cached_property
+    def devices(self) -> frozenset[torch.device]:
+        """Name all devices that the weights are on."""
+        return frozenset(parameter.device for parameter in self.model.parameters())
+
+    @functools.cached_property
+    def stepper(self) -> Any:
+        """Return what expands nodes: the model, compiled if that was asked for."""
+        return torch.compile(self.model, dynamic=False) if self.is_compiled else self.model
+
+    @functools.cached_property
+    def fusion(self) -> Fusion:
+        """Find what of the model can run as fused kernels."""
+        return Fusion(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,11 +82,26 @@ class Checkpoint:
         length = getattr(self.config, "max_position_embeddings", None)
         return int(length) if length else None
 
+    def search_bytes(self, prompt_size: int, room: Room) -> int:
+        """Estimate the memory of one search: its cache, its logits, the reading of its prompt."""
+        config, item = self.config, torch.empty(0, dtype=self.dtype).element_size()
+        layers = int(getattr(config, "num_hidden_layers", 1))
+        heads = int(getattr(config, "num_attention_heads", 1))
+        hidden = int(getattr(config, "hidden_size", 1))
+        head = int(getattr(config, "head_dim", None) or hidden // heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        cache = layers * 2 * kv_heads * head * item * (prompt_size + room.capacity)
+        # Logits in the model's dtype, in float32, and once more while they are sorted.
+        logits = room.width * self.vocab_size * (item + 8)
+        reading = prompt_size * (6 * hidden + 3 * inner) * item
+        tree = room.capacity * 8 * (room.depth + 3 * room.num_children + 8)
+        return cache + logits + reading + tree
+
     def last_logits(
-        self, prompts: Sequence[Sequence[int]], **options: Any
+        self, tokens: Int[Tensor, "batch length"], lengths: Int[Tensor, " batch"], **options: Any
     ) -> Float[Tensor, "batch vocab"]:
-        """Read whole sequences and return the logits after the last token of each."""
-        tokens, lengths = pad_right(prompts, self.device)
+        """Read whole sequences, padded on the right, and return the logits after each."""
         with self._only_last(lengths - 1):
             logits = self.model(input_ids=tokens, **options).logits
         rows = torch.arange(len(lengths), device=self.device)

@@ -6,13 +6,13 @@ windows shorter than the path, positions that a caller cannot set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Shaper, shaped_children
-from bestk.backends.transformers.model import Checkpoint
+from bestk.backends.transformers.model import Checkpoint, pad_right
 
 
 class PrefixSession:
@@ -33,8 +33,16 @@ class PrefixSession:
     @torch.inference_mode()
     def root(self, group: Group) -> Children:
         """Read the prompts."""
-        logits = self.checkpoint.last_logits(self.prompts, use_cache=False)
+        logits = self.checkpoint.last_logits(
+            *pad_right(self.prompts, self.checkpoint.device), use_cache=False
+        )
         return shaped_children(group, logits[:, None], self.num_children, self.shaper)
+
+    def refill(self, group: Group, prompts: Mapping[int, Sequence[int]]) -> Children:
+        """Read new prompts for some of the searches; the other rows of the result mean nothing."""
+        for row, prompt in prompts.items():
+            self.prompts[row] = list(prompt)
+        return self.root(group)
 
     @torch.inference_mode()
     def expand(self, group: Group) -> Children:
@@ -53,7 +61,9 @@ class PrefixSession:
                 self.prompts[row] + prefix[:depth]
                 for row, prefix, depth in zip(rows.tolist(), prefixes, depths, strict=True)
             ]
-            logits[rows, places] = self.checkpoint.last_logits(sequences, use_cache=False).float()
+            tokens, lengths = pad_right(sequences, self.checkpoint.device)
+            read = self.checkpoint.last_logits(tokens, lengths, use_cache=False)
+            logits[rows, places] = read.float()
         return logits
 
     def close(self) -> None:

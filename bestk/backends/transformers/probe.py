@@ -8,15 +8,13 @@ that ignores positions or masks is found out before it gives a wrong answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bestk.backends.base import Group, Room
-
-if TYPE_CHECKING:
-    from bestk.backends.transformers.model import Checkpoint
+from bestk.backends.transformers.model import Checkpoint, pad_right
 
 # Layer types whose keys and values are one per token, addressable by slot.
 _SHARED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "hybrid_attention"})
@@ -71,7 +69,7 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
             logits = tree.logits(_group(call, tokens, len(prompts), device))
             for row, prompt in enumerate(prompts):
                 prefixes = [[*prompt, *(tokens[slot] for slot in path)] for path in call]
-                plain = checkpoint.last_logits(prefixes, use_cache=False)
+                plain = checkpoint.last_logits(*pad_right(prefixes, device), use_cache=False)
                 worst = max(worst, _distance(logits[row], plain))
         tree.close()
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:

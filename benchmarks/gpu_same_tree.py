@@ -1,0 +1,102 @@
+"""Shows that no speed-up changes a result: every way of running gives the same trees in float32.
+
+    python benchmarks/gpu_same_tree.py
+
+Compares, on one GPU: masks and plain steps, the tree kernel and plain steps, the captured graph, a
+captured batch with refilled lanes, and the compiled model.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+import transformers
+
+import bestk
+
+COMMON = {
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "intermediate_size": 256,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "eos_token_id": 2,
+}
+
+
+def families() -> dict[str, Any]:
+    t = transformers
+    return {
+        "llama": t.LlamaConfig(**COMMON, num_key_value_heads=2),
+        "qwen3": t.Qwen3Config(**COMMON, num_key_value_heads=4, head_dim=16),
+        "gpt2": t.GPT2Config(
+            vocab_size=1000, n_embd=128, n_layer=4, n_head=8, initializer_range=0.15, eos_token_id=2
+        ),
+        "gemma2": t.Gemma2Config(**COMMON, num_key_value_heads=2, head_dim=16, sliding_window=256),
+        "neox": t.GPTNeoXConfig(**COMMON),
+    }
+
+
+def tree(result: Any) -> list[tuple[int, int]]:
+    return list(zip(result.tree.parent.tolist(), result.tree.token.tolist(), strict=True))
+
+
+def compare(name: str, config: Any, *, compiled: bool) -> None:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().cuda().float()
+    source = random.Random(0)
+    prompts = [
+        [source.randrange(3, 1000) for _ in range(source.randint(5, 120))] for _ in range(24)
+    ]
+    options: dict[str, Any] = {"k": 5, "max_new_tokens": 20, "min_prob": 0.01}
+
+    def plain(with_kernel: bool) -> list[Any]:
+        lm = bestk.from_transformers(model)
+        lm.backend.__dict__["_with_kernel"] = with_kernel
+        found = []
+        for prompt in prompts:
+            under_way = bestk.Run(lm, [prompt], bestk.SearchConfig(**options))
+            for _ in under_way:
+                pass
+            found += under_way.results()
+        return found
+
+    lm = bestk.from_transformers(model)
+    ways = {"masks": plain(False)}
+    if lm.backend._with_kernel:
+        ways["kernel"] = plain(True)
+    ways["graph, one by one"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
+    ways["graph, again"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
+    ways["graph, 8 lanes"] = bestk.search(lm, prompts, batch_size=8, **options)
+    ways["graph, 24 lanes"] = bestk.search(lm, prompts, batch_size=24, **options)
+    if compiled:
+        fast = bestk.from_transformers(model, compile=True)
+        ways["compiled, 8 lanes"] = bestk.search(fast, prompts, batch_size=8, **options)
+    truth = ways["masks"]
+    for way, results in ways.items():
+        same = sum(tree(a) == tree(b) for a, b in zip(truth, results, strict=True))
+        nodes = sum(len(r.tree) for r in results)
+        off = max(
+            float((a.tree.log_prob - b.tree.log_prob).abs().max())
+            for a, b in zip(truth, results, strict=True)
+            if tree(a) == tree(b)
+        )
+        print(
+            f"{name:8} {way:20} {same}/{len(prompts)} trees equal, {nodes} nodes, "
+            f"largest difference in log-probability {off:.1e}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for name, config in families().items():
+        compare(name, config, compiled=name == "llama")
+
+
+if __name__ == "__main__":
+    main()

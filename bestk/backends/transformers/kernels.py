@@ -1,0 +1,193 @@
+"""GPU kernels for tree attention and rotary positions, in Triton.
+
+A node attends to its prompt and to its own path: nothing else is read, so the cost of a step does
+not grow with the number of slots that the search has filled. One program serves one node and one
+key/value head, for all query heads that share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def tree_attention(
+    query: Tensor,  # [batch, heads, group, head]
+    keys: Tensor,  # [batch, kv_heads, places, head]
+    values: Tensor,
+    path: Tensor,  # [batch, group, depth] tree slots, −1 where there is none
+    prompt_length: Tensor,  # [batch]
+    prompt_size: int,
+    scaling: float,
+) -> Tensor:
+    """Attend from every node to the prompt and the node's path: [batch, group, heads, head]."""
+    batch, heads, width, head = query.shape
+    kv_heads = keys.shape[1]
+    output = query.new_empty(batch, width, heads, values.shape[-1])
+    grid = (batch * width, kv_heads)
+    _tree_attention[grid](
+        query,
+        keys,
+        values,
+        path,
+        prompt_length,
+        output,
+        *query.stride()[:3],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        *output.stride()[:3],
+        path.stride(0),
+        path.stride(1),
+        width,
+        prompt_size,
+        path.shape[2],
+        heads // kv_heads,
+        scaling * 1.4426950408889634,  # log2(e): the kernel works in powers of two
+        head,
+        values.shape[-1],
+        block_heads=max(16, triton.next_power_of_2(heads // kv_heads)),
+        block_keys=64,
+        block_path=triton.next_power_of_2(max(16, path.shape[2])),
+        block_head=triton.next_power_of_2(max(16, head, values.shape[-1])),
+        precision="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=4,
+        num_stages=2,
+    )
+    return output
+
+
+@triton.jit
+def _tree_attention(
+    query, keys, values, path, prompt_length, output,
+    query_row, query_head, query_place,
+    keys_row, keys_head, keys_place,
+    values_row, values_head, values_place,
+    output_row, output_place, output_head,
+    path_row, path_place,
+    width, prompt_size, depth, shared_heads, scaling, head, value_head,
+    block_heads: tl.constexpr, block_keys: tl.constexpr, block_path: tl.constexpr,
+    block_head: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    node, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, place = (node // width).to(tl.int64), (node % width).to(tl.int64)
+    of_head = tl.arange(0, block_head)
+    lanes = tl.arange(0, block_heads)
+    heads = kv_head * shared_heads + lanes
+    is_head, is_value = of_head < head, of_head < value_head
+    is_lane = lanes < shared_heads
+
+    q = tl.load(
+        query + row * query_row + heads[:, None] * query_head + place * query_place + of_head,
+        mask=is_lane[:, None] & is_head, other=0.0,
+    )  # fmt: skip
+    key_base = keys + row * keys_row + kv_head * keys_head
+    value_base = values + row * values_row + kv_head * values_head
+    best = tl.full([block_heads], float("-inf"), tl.float32)
+    total = tl.zeros([block_heads], tl.float32)
+    mixed = tl.zeros([block_heads, block_head], tl.float32)
+
+    length = tl.load(prompt_length + row)
+    for start in range(0, length, block_keys):
+        index = start + tl.arange(0, block_keys)
+        seen = index < length
+        best, total, mixed = _attend(
+            q, key_base, value_base, index.to(tl.int64), seen, of_head, is_head, is_value,
+            keys_place, values_place, scaling, best, total, mixed, precision,
+        )  # fmt: skip
+
+    steps = tl.arange(0, block_path)
+    slot = tl.load(path + row * path_row + place * path_place + steps, mask=steps < depth, other=-1)
+    best, total, mixed = _attend(
+        q, key_base, value_base, tl.where(slot >= 0, prompt_size + slot - 1, 0), slot >= 0,
+        of_head, is_head, is_value, keys_place, values_place, scaling, best, total, mixed,
+        precision,
+    )  # fmt: skip
+
+    tl.store(
+        output + row * output_row + place * output_place + heads[:, None] * output_head + of_head,
+        (mixed / total[:, None]).to(output.dtype.element_ty),
+        mask=is_lane[:, None] & is_value,
+    )
+
+
+@triton.jit
+def _attend(
+    q, key_base, value_base, index, seen, of_head, is_head, is_value,
+    keys_place, values_place, scaling, best, total, mixed, precision: tl.constexpr,
+):  # fmt: skip
+    """Fold one block of keys into the running softmax."""
+    k = tl.load(
+        key_base + index[:, None] * keys_place + of_head, mask=seen[:, None] & is_head, other=0.0
+    )
+    weight = tl.dot(q, tl.trans(k), input_precision=precision) * scaling
+    weight = tl.where(seen[None, :], weight, float("-inf"))
+    highest = tl.maximum(best, tl.max(weight, axis=1))
+    # The first block always holds the prompt's first token, so `highest` is finite.
+    weight = tl.exp2(weight - highest[:, None])
+    fade = tl.exp2(best - highest)
+    v = tl.load(
+        value_base + index[:, None] * values_place + of_head,
+        mask=seen[:, None] & is_value, other=0.0,
+    )  # fmt: skip
+    mixed = mixed * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=precision)
+    return highest, total * fade + tl.sum(weight, axis=1), mixed
+
+
+def rotate(
+    query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor]:
+    """Turn queries and keys by their positions, in one launch: Llama's `apply_rotary_pos_emb`."""
+    batch, heads, width, head = query.shape
+    kv_heads = keys.shape[1]
+    turned_query = query.new_empty(batch, heads, width, head)
+    turned_keys = keys.new_empty(batch, kv_heads, width, head)
+    cos, sin = cos.expand(batch, width, head), sin.expand(batch, width, head)
+    _rotate[(batch * width, heads + kv_heads)](
+        query, keys, cos, sin, turned_query, turned_keys,
+        *query.stride()[:3], *keys.stride()[:3],
+        *turned_query.stride()[:3], *turned_keys.stride()[:3],
+        cos.stride(0), cos.stride(1), sin.stride(0), sin.stride(1),
+        width, heads, head // 2,
+        block=triton.next_power_of_2(head // 2),
+        num_warps=1,
+    )  # fmt: skip
+    return turned_query, turned_keys
+
+
+@triton.jit
+def _rotate(
+    query, keys, cos, sin, out_query, out_keys,
+    query_row, query_head, query_place, keys_row, keys_head, keys_place,
+    oq_row, oq_head, oq_place, ok_row, ok_head, ok_place,
+    cos_row, cos_place, sin_row, sin_place,
+    width, heads, half, block: tl.constexpr,
+):  # fmt: skip
+    node, which = tl.program_id(0), tl.program_id(1)
+    row, place = (node // width).to(tl.int64), (node % width).to(tl.int64)
+    index = tl.arange(0, block)
+    inside = index < half
+    cos_at = cos + row * cos_row + place * cos_place + index
+    sin_at = sin + row * sin_row + place * sin_place + index
+    cos_low = tl.load(cos_at, mask=inside, other=0.0)
+    cos_high = tl.load(cos_at + half, mask=inside, other=0.0)
+    sin_low = tl.load(sin_at, mask=inside, other=0.0)
+    sin_high = tl.load(sin_at + half, mask=inside, other=0.0)
+    if which < heads:
+        source = query + row * query_row + which * query_head + place * query_place + index
+        target = out_query + row * oq_row + which * oq_head + place * oq_place + index
+    else:
+        head = which - heads
+        source = keys + row * keys_row + head * keys_head + place * keys_place + index
+        target = out_keys + row * ok_row + head * ok_head + place * ok_place + index
+    low = tl.load(source, mask=inside, other=0.0)
+    high = tl.load(source + half, mask=inside, other=0.0)
+    # Rounded after each product, as the unfused operations are.
+    kind = low.dtype
+    turned_low = (low * cos_low).to(kind) - (high * sin_low).to(kind)
+    turned_high = (high * cos_high).to(kind) + (low * sin_high).to(kind)
+    tl.store(target, turned_low.to(kind), mask=inside)
+    tl.store(target + half, turned_high.to(kind), mask=inside)

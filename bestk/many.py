@@ -1,0 +1,186 @@
+"""Many prompts: chooses how many are searched side by side, and halves that when memory runs out.
+
+Finished searches are never lost: a batch that fails is split, and only its unfinished prompts are
+searched again, with the same results. Knows prompts and results, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bestk.best_k import Rule, room
+from bestk.config import SearchConfig
+from bestk.errors import BestKError, OptionError, OutOfMemoryError, SearchInterrupted
+from bestk.lanes import Lanes, batches, bucket, run_lanes
+from bestk.language_model import LanguageModel
+from bestk.result import SearchResult, collect
+from bestk.stopping import StopStrings
+
+# Beyond this many searches side by side a step is bound by arithmetic, and memory is better kept.
+_MOST_LANES = 64
+_LANES_ON_CPU = 8
+_USABLE = 0.8  # of the free memory
+
+
+def search_many(
+    lm: LanguageModel,
+    prompts: Sequence[Any],
+    config: SearchConfig,
+    *,
+    batch_size: int | str = "auto",
+    keep_tree: bool = True,
+) -> list[SearchResult]:
+    """Search all prompts; results come in the prompts' order."""
+    most = check_batch_size(batch_size)
+    job = _Job(lm, list(prompts), encode_all(lm, prompts, config), config, keep_tree)
+    size = most or auto_batch_size(lm, config, job.ids)
+    while job.missing():
+        try:
+            job.run(size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            lm.lanes.clear()
+            _empty_cache(lm)
+            if size == 1:
+                message = out_of_memory(lm, config, size, job.expanded)
+                raise OutOfMemoryError(message, job.partial()) from error
+            size //= 2
+        except BestKError as error:
+            raise SearchInterrupted(str(error), job.partial()) from error
+    return job.partial()
+
+
+class _Job:
+    """The prompts of one call, and what has been found for them."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        prompts: list[Any],
+        ids: list[list[int]],
+        config: SearchConfig,
+        keep_tree: bool,
+    ) -> None:
+        self.lm = lm
+        self.prompts = prompts
+        self.ids = ids
+        self.config = config
+        self.keep_tree = keep_tree
+        self.results: dict[int, SearchResult] = {}
+        self.unfinished: dict[int, SearchResult] = {}
+        self.expanded = 0
+
+    def missing(self) -> list[int]:
+        return [number for number in range(len(self.ids)) if number not in self.results]
+
+    def partial(self) -> list[SearchResult]:
+        return [found for _, found in sorted((self.unfinished | self.results).items())]
+
+    def run(self, size: int) -> None:
+        """Search what is missing, at most `size` prompts side by side."""
+        missing = self.missing()
+        for numbers, lanes in batches([len(self.ids[number]) for number in missing], size):
+            self._run_queue([missing[number] for number in numbers], lanes)
+
+    def _run_queue(self, queue: list[int], count: int) -> None:
+        backend = self.lm.backend
+        first = [self.ids[number] for number in queue[:count]]
+        longest = len(first[0])
+        size = bucket(longest, longest + 256) if backend.device.type == "cuda" else longest
+        if backend.max_length is not None:
+            size = max(min(size, backend.max_length), longest)
+        rules = stop_rules(self.lm, self.config)
+        with self.lm.lanes.borrowed(backend, self.config, first, size, rules) as lanes:
+            running: dict[int, int] = {}
+            try:
+                waiting = [(number, self.ids[number]) for number in queue]
+                for ended, seconds in run_lanes(lanes, waiting, running):
+                    self.results |= self._collect(lanes, ended, seconds)
+            except BaseException:
+                self._save_running(lanes, running)
+                raise
+
+    def _collect(
+        self, lanes: Lanes, ended: dict[int, int], seconds: float
+    ) -> dict[int, SearchResult]:
+        results = collect(
+            lanes.searches,
+            prompts={lane: self.prompts[number] for lane, number in ended.items()},
+            decode=lambda sequences: self.lm.decode(sequences, self.config.stop),
+            model=self.lm.name,
+            seconds=seconds,
+            keep_tree=self.keep_tree,
+        )
+        return dict(zip(ended.values(), results, strict=True))
+
+    def _save_running(self, lanes: Lanes, running: dict[int, int]) -> None:
+        """Keep what unfinished searches have found, as far as the device still answers."""
+        try:
+            self.expanded = int(lanes.searches.tree.count.max())
+            self.unfinished |= self._collect(lanes, running, 0.0)
+        except RuntimeError:
+            return
+
+
+def encode_all(lm: LanguageModel, prompts: Sequence[Any], config: SearchConfig) -> list[list[int]]:
+    """Turn prompts into ids, and refuse what cannot be searched before anything is."""
+    size = lm.backend.vocab_size
+    for token in config.stop_ids:
+        if not 0 <= token < size:
+            raise OptionError(f"stop_ids go from 0 to {size - 1}, got {token}")
+    encoded = [lm.encode(prompt) for prompt in prompts]
+    for ids in encoded:
+        lm.check_length(ids, config.max_new_tokens)
+    return encoded
+
+
+def stop_rules(lm: LanguageModel, config: SearchConfig) -> list[Rule]:
+    """Make the rules that the settings ask for."""
+    if not config.stop:
+        return []
+    return [StopStrings(config.stop, lm.decode, config.min_new_tokens)]
+
+
+def auto_batch_size(lm: LanguageModel, config: SearchConfig, ids: Sequence[Sequence[int]]) -> int:
+    """Choose how many searches fit side by side in what memory is free."""
+    backend: Any = lm.backend
+    free = backend.free_bytes() if hasattr(backend, "free_bytes") else None
+    if free is None or not ids:
+        return _LANES_ON_CPU
+    each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
+    return int(max(1, min(free * _USABLE // each, _MOST_LANES)))
+
+
+def check_batch_size(batch_size: int | str) -> int | None:
+    """Return the number asked for, None for "auto"."""
+    if batch_size == "auto":
+        return None
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise OptionError(f"batch_size must be 'auto' or at least 1, got {batch_size!r}")
+    return batch_size
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell running out of memory from other failures; torch says it in several ways."""
+    text = str(error).lower()
+    return (
+        isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+    )
+
+
+def out_of_memory(lm: LanguageModel, config: SearchConfig, batch: int, expanded: int) -> str:
+    """Word the error: what happened, and what to lower."""
+    return (
+        f"out of memory on {lm.backend.device} after {expanded} of {config.total_budget} "
+        f"expansions: lower batch_size (now {batch}), k ({config.k}), "
+        f"beam_size ({config.beam_size}) or max_new_tokens ({config.max_new_tokens})"
+    )
+
+
+def _empty_cache(lm: LanguageModel) -> None:
+    import torch
+
+    if lm.backend.device.type == "cuda":
+        torch.cuda.empty_cache()
