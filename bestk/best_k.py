@@ -163,8 +163,7 @@ class Searches:
 
     def push(self, group: Group, children: Children) -> None:
         """Sort the children of a group into complete, too long, open and not worth opening."""
-        children = Children(children.token, children.log_prob.double())
-        self._note_broken(group, children)
+        children = self._sound(group, Children(children.token, children.log_prob.double()))
         depth = group.depth[..., None] + 1
         log_prob = group.log_prob[..., None] + children.log_prob
 
@@ -328,12 +327,14 @@ class Searches:
         best = best.masked_fill(~group.is_valid, -math.inf).amax(dim=1)
         self.pruned_bound.copy_(torch.maximum(self.pruned_bound, best))
 
-    def _note_broken(self, group: Group, children: Children) -> None:
-        # Log-probabilities sink to −inf for impossible tokens, but never for the likeliest one.
-        is_bad = children.log_prob.isnan().any(dim=2) | (children.log_prob == math.inf).any(dim=2)
-        is_bad = (is_bad & group.is_valid).any(dim=1)
-        fresh = is_bad & (self.broken_at < 0)
+    def _sound(self, group: Group, children: Children) -> Children:
+        """Note a search whose model gave NaN; what it gave is no child, and proves nothing."""
+        is_bad = children.log_prob.isnan() | (children.log_prob == math.inf)
+        is_broken = (is_bad & group.is_valid[..., None]).any(dim=2).any(dim=1)
+        fresh = is_broken & (self.broken_at < 0)
         self.broken_at.copy_(torch.where(fresh, self.clock, self.broken_at))
+        self.pruned_bound.masked_fill_(is_broken, math.inf)
+        return Children(children.token, children.log_prob.masked_fill(is_bad, -math.inf))
 
     def _update_active(self) -> None:
         config = self.config
