@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,7 +88,7 @@ def run(session: Session, searches: Searches) -> Iterator[Step]:
     timeout = searches.config.timeout
     try:
         group = searches.tree.root()
-        searches.push(group, session.root(group))
+        searches.push(group, _children(session.root, searches, group))
         yield Step(0, group, searches)
         index = 1
         while searches.is_running():
@@ -96,12 +96,19 @@ def run(session: Session, searches: Searches) -> Iterator[Step]:
                 searches.has_timed_out = True
                 return
             group = searches.pop()
-            children = session.expand(group)
-            searches.push(group, children)
+            searches.push(group, _children(session.expand, searches, group))
             yield Step(index, group, searches)
             index += 1
     finally:
         session.close()
+
+
+def _children(expand: Callable[[Group], Children], searches: Searches, group: Group) -> Children:
+    try:
+        return expand(group)
+    except BaseException:
+        searches.put_back(group)
+        raise
 
 
 class Searches:
@@ -161,6 +168,14 @@ class Searches:
             is_valid=nodes.is_open,
         )
 
+    def put_back(self, group: Group) -> None:
+        """Undo the last pop, whose nodes could not be expanded: the ledger still adds up."""
+        self.tree.count -= group.is_valid.sum(dim=1)
+        if self.tree.count.any():  # otherwise it was the root, which comes from no frontier
+            nodes = self.frontier.put_back(group.is_valid)
+            self.tree.mark(nodes.parent, nodes.child, State.OPEN, group.is_valid)
+            self.clock -= self.is_active
+
     def push(self, group: Group, children: Children) -> None:
         """Sort the children of a group into complete, too long, open and not worth opening."""
         children = self._sound(group, Children(children.token, children.log_prob.double()))
@@ -197,9 +212,9 @@ class Searches:
         return bool(self.is_active.any())
 
     def frontier_mass(self) -> Float[Tensor, " batch"]:
-        """Sum the probability of all open nodes."""
+        """Sum the probability of all open nodes; before anything is expanded the root is open."""
         nodes = self.frontier.nodes
-        return (nodes.log_prob.exp() * nodes.is_open).sum(dim=1)
+        return (nodes.log_prob.exp() * nodes.is_open).sum(dim=1) + (self.tree.count == 0)
 
     def bound(self) -> Float[Tensor, " batch"]:
         """Return the highest log-probability that a text not yet completed could have."""
@@ -347,7 +362,7 @@ class Searches:
         self.is_active.copy_(active)
 
     def stop_reasons(self) -> list[str]:
-        """Say of every search why it ended, once the loop is over."""
+        """Say of every search why it ended; one that never did was broken off."""
         config = self.config
         limits = {
             "broken": self.broken_at >= 0,
@@ -356,11 +371,11 @@ class Searches:
             "budget": self.tree.count >= config.total_budget,
             "exhausted": self.frontier.count() == 0,
         }
-        reasons = []
-        for row in range(len(self.clock)):
-            hit = (name for name, reached in limits.items() if bool(reached[row]))
-            reasons.append(next(hit, "timeout" if self.has_timed_out else "interrupted"))
-        return reasons
+        broken_off = "timeout" if self.has_timed_out else "interrupted"
+        return [
+            broken_off if is_active else next(name for name, hit in limits.items() if hit[row])
+            for row, is_active in enumerate(self.is_active.tolist())
+        ]
 
 
 def room(config: SearchConfig, vocab_size: int) -> Room:
