@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import torch
 
-from bestk.best_k import Searches, Step, run
+from bestk.best_k import Rule, Searches, Step, run
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError, SearchInterrupted
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
@@ -22,6 +22,9 @@ from bestk.stopping import StopStrings
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 
 DEFAULT_BATCH_SIZE = 8
+
+# How allocators that raise a plain RuntimeError word it.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
 
 
 @overload
@@ -131,18 +134,10 @@ class Run:
         for ids in self.prompt_ids:
             lm.check_length(ids, config.max_new_tokens)
         rules = [StopStrings(config.stop, lm.decode, config.min_new_tokens)] if config.stop else []
-        backend = lm.backend
-        self.searches = Searches(
-            config,
-            batch=len(self.prompts),
-            vocab_size=backend.vocab_size,
-            eos_ids=backend.eos_ids,
-            device=backend.device,
-            rules=rules,
-        )
+        self.searches = self._searches(rules)
         self.started = time.perf_counter()
         self.seconds = 0.0
-        self._seen = [0] * len(self.prompts)
+        self._seen = [(0, 0)] * len(self.prompts)  # slots and completions that `fresh` told of
         self._steps: Iterator[Step] | None = None
 
     def __iter__(self) -> Iterator[Step]:
@@ -155,26 +150,27 @@ class Run:
                 self.seconds = time.perf_counter() - self.started
                 yield step
             self.searches.check()
-        except BestKError as error:
-            raise SearchInterrupted(str(error), self.results()) from error
-        except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+        except (BestKError, RuntimeError, MemoryError) as error:
+            if _is_out_of_memory(error):
+                expanded = int(self.searches.tree.count.max())
+                raise OutOfMemoryError(self._out_of_memory(expanded), self.results()) from error
+            if not isinstance(error, BestKError) or self._steps is None:
                 raise
-            raise OutOfMemoryError(self._out_of_memory(), self.results()) from error
+            raise SearchInterrupted(str(error), self.results()) from error
         finally:
             self.close()
 
     def fresh(self) -> list[list[Hypothesis]]:
         """Return, for every prompt, the texts completed since the last call."""
         counts = self.searches.tree.count.tolist()
-        found = []
-        for row, count in enumerate(counts):
-            record = TreeRecord.of(self.searches.tree, row, count)
-            bound = float("inf")  # nothing is certain while the search goes on
-            found.append(
-                completions(record, self.config, bound, self._decode, since=self._seen[row])
-            )
-        self._seen = counts
+        totals = self.searches.num_completions.tolist()
+        found: list[list[Hypothesis]] = [[] for _ in counts]
+        for row, (slot, total) in enumerate(self._seen):
+            if totals[row] > total:
+                record = TreeRecord.of(self.searches.tree, row, counts[row])
+                bound = float("inf")  # nothing is certain while the search goes on
+                found[row] = completions(record, self.config, bound, self._decode, since=slot)
+        self._seen = list(zip(counts, totals, strict=True))
         return found
 
     def results(self, *, keep_tree: bool = True) -> list[SearchResult]:
@@ -193,6 +189,22 @@ class Run:
         if self._steps is not None:
             self._steps.close()  # type: ignore[attr-defined]
 
+    def _searches(self, rules: Sequence[Rule]) -> Searches:
+        backend = self.lm.backend
+        try:
+            return Searches(
+                self.config,
+                batch=len(self.prompts),
+                vocab_size=backend.vocab_size,
+                eos_ids=backend.eos_ids,
+                device=backend.device,
+                rules=rules,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(self._out_of_memory(expanded=0)) from error
+
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         return self.lm.decode(sequences, self.config.stop)
 
@@ -202,13 +214,14 @@ class Run:
             if not 0 <= token < size:
                 raise OptionError(f"stop_ids go from 0 to {size - 1}, got {token}")
 
-    def _out_of_memory(self) -> str:
+    def _out_of_memory(self, expanded: int) -> str:
         config = self.config
+        size = "beam_size" if config.budget is None else "budget"
         return (
             f"out of memory on {self.lm.backend.device} after "
-            f"{int(self.searches.tree.count.max())} of {config.total_budget} expansions: lower "
-            f"batch_size (now {len(self.prompts)}), k ({config.k}), beam_size "
-            f"({config.beam_size}) or max_new_tokens ({config.max_new_tokens})"
+            f"{expanded} of {config.total_budget} expansions: lower "
+            f"batch_size (now {len(self.prompts)}), k ({config.k}), {size} "
+            f"({getattr(config, size)}) or max_new_tokens ({config.max_new_tokens})"
         )
 
 
@@ -238,4 +251,4 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
-    return "out of memory" in text or "can't allocate memory" in text
+    return any(sign in text for sign in _OUT_OF_MEMORY)
