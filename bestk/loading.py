@@ -110,7 +110,11 @@ def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
 
 def _check_source(name: str, source: str) -> None:
     """Catch a misspelt short name before the hub is asked for it."""
-    if "/" not in source and not Path(source).exists():
+    if Path(source).exists():
+        return
+    if source.startswith((".", "~", os.sep)) or source.count("/") > 1:
+        raise ModelError(f"model folder {name} does not exist: check the path")
+    if "/" not in source:
         raise ModelError(
             unknown("model", name, SHORT_NAMES) + " Or give a folder, or a hub name as owner/model."
         )
@@ -139,6 +143,8 @@ def _smollm2() -> str:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(folder) + ".lock"):
         if not (folder / "config.json").exists():
+            for left_behind in folder.parent.glob(folder.name + ".*.part"):
+                shutil.rmtree(left_behind, ignore_errors=True)  # by a conversion that was killed
             _convert(gguf, folder)
     return str(folder)
 
@@ -155,7 +161,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     """Write the dense weights beside the target, then move them there in one step."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", suffix=".part", dir=folder.parent))
     try:
         import torch
 
