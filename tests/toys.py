@@ -40,8 +40,8 @@ def table_lm(
     rows: dict[tuple[int, ...], Sequence[float]], default: Sequence[float], *words: str
 ) -> bestk.LanguageModel:
     """A table after the prompt (1,), with a tokenizer of `words` where any are given."""
-    whole = {(1, *prefix): row for prefix, row in rows.items()}
-    backend = ToyBackend.table(whole, default)
+    whole = {(1, *prefix): [float(p) for p in row] for prefix, row in rows.items()}
+    backend = ToyBackend.table(whole, [float(p) for p in default])
     return bestk.LanguageModel(backend, Words(*words) if words else None)
 
 
