@@ -28,7 +28,7 @@ def sharing_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> str
     if getattr(checkpoint.model, "_is_stateful", False):
         return "since the model is recurrent"
     attention = str(getattr(checkpoint.config, "_attn_implementation", None))
-    if "flash" in attention:
+    if "flash" in attention or "flex" in attention:
         return f"since {attention} takes no mask of its own for every token"
     missing = _NEEDED - checkpoint.accepts
     if missing:
