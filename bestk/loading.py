@@ -25,7 +25,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load(
-    name: str = "smollm2",
+    name: str | Path = "smollm2",
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -38,6 +38,7 @@ def load(
     `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
     if there is one.
     """
+    name = str(name)
     source = _smollm2() if name == "smollm2" else name
     _check_source(name, source)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -78,21 +79,20 @@ def _from_pretrained(
     import torch
     from transformers import AutoModelForCausalLM
 
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype == "auto" and device_map is None and torch.device(device).type == "cpu":
+    place = _device(device)
+    if dtype == "auto" and device_map is None and place.type == "cpu":
         dtype = torch.float32
     placing = {} if device_map is None else {"device_map": device_map}
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placing, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # each of the libraries that read weights has errors of its own
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
     tokenizer = _tokenizer(source, name, options)
     if device_map is None:
         try:
-            model = model.to(device)
+            model = model.to(place)
         except (RuntimeError, AssertionError) as error:
-            raise OptionError(f"device {device} cannot be used: {_first_line(error)}") from error
+            raise OptionError(f"device {place} cannot be used: {_first_line(error)}") from error
     return from_transformers(model, tokenizer, name)
 
 
@@ -110,7 +110,7 @@ def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
 
 def _check_source(name: str, source: str) -> None:
     """Catch a misspelt short name before the hub is asked for it."""
-    if Path(source).exists():
+    if source and Path(source).exists():
         return
     if source.startswith((".", "~", os.sep)) or source.count("/") > 1:
         raise ModelError(f"model folder {name} does not exist: check the path")
@@ -128,6 +128,17 @@ def _dtype(dtype: Any) -> Any:
     if dtype not in DTYPES:
         raise OptionError(unknown("dtype", str(dtype), DTYPES))
     return getattr(torch, dtype)
+
+
+def _device(device: Any) -> torch.device:
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise OptionError(f"device must be like cpu, cuda or cuda:1, got {device!r}") from None
 
 
 def _smollm2() -> str:
