@@ -174,7 +174,7 @@ class Searches:
         if self.tree.count.any():  # otherwise it was the root, which comes from no frontier
             nodes = self.frontier.put_back(group.is_valid)
             self.tree.mark(nodes.parent, nodes.child, State.OPEN, group.is_valid)
-            self.clock -= self.is_active
+            self.clock -= self.is_active.long()
 
     def push(self, group: Group, children: Children) -> None:
         """Sort the children of a group into complete, too long, open and not worth opening."""

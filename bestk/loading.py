@@ -84,7 +84,7 @@ def _from_pretrained(
         dtype = torch.float32
     placing = {} if device_map is None else {"device_map": device_map}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placing, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placing, **options)
     except Exception as error:  # each of the libraries that read weights has errors of its own
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
     tokenizer = _tokenizer(source, name, options)
@@ -116,7 +116,7 @@ def _check_source(name: str, source: str) -> None:
         raise ModelError(f"model folder {name} does not exist: check the path")
     if "/" not in source:
         raise ModelError(
-            unknown("model", name, SHORT_NAMES) + " Or give a folder, or a hub name as owner/model."
+            unknown("model", name, SHORT_NAMES) + " (or give a folder, or a hub name: owner/model)"
         )
 
 
