@@ -11,7 +11,14 @@ from typing import Any, overload
 
 from bestk.best_k import Searches, Step, run
 from bestk.config import SearchConfig
-from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError, SearchInterrupted
+from bestk.errors import (
+    BestKError,
+    ModelError,
+    OptionError,
+    OutOfMemoryError,
+    PromptError,
+    SearchInterrupted,
+)
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
 from bestk.many import encode_all, is_out_of_memory, out_of_memory, search_many, stop_rules
 from bestk.record import TreeRecord
@@ -73,7 +80,7 @@ def search(
     """
     settings = SearchConfig.of(options, config)
     if not is_batch(prompts):
-        return search_many(lm, [prompts], settings, batch_size=1, keep_tree=keep_tree)[0]
+        return search_many(lm, [prompts], settings, batch_size=batch_size, keep_tree=keep_tree)[0]
     return search_many(lm, prompts, settings, batch_size=batch_size, keep_tree=keep_tree)
 
 
@@ -115,18 +122,10 @@ class Run:
         self.prompts = list(prompts)
         self.config = config
         self.prompt_ids = encode_all(lm, self.prompts, config)
-        backend = lm.backend
-        self.searches = Searches(
-            config,
-            batch=len(self.prompts),
-            vocab_size=backend.vocab_size,
-            eos_ids=backend.eos_ids,
-            device=backend.device,
-            rules=stop_rules(lm, config),
-        )
+        self.searches = self._searches()
         self.started = time.perf_counter()
         self.seconds = 0.0
-        self._seen = [0] * len(self.prompts)
+        self._seen = [(0, 0)] * len(self.prompts)  # slots and completions that `fresh` told of
         self._steps: Iterator[Step] | None = None
 
     def __iter__(self) -> Iterator[Step]:
@@ -138,29 +137,30 @@ class Run:
             for step in self._steps:
                 self.seconds = time.perf_counter() - self.started
                 yield step
-            self.searches.check()
-        except BestKError as error:
-            raise SearchInterrupted(str(error), self.results()) from error
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            complaint = self.searches.complaint({row: row for row in range(len(self.prompts))})
+            if complaint is not None:
+                raise ModelError(complaint)
+        except (BestKError, RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                expanded = int(self.searches.tree.count.max())
+                raise self._out_of_memory(expanded, self.results()) from error
+            if not isinstance(error, BestKError) or self._steps is None:
                 raise
-            expanded = int(self.searches.tree.count.max())
-            message = out_of_memory(self.lm, self.config, len(self.prompts), expanded)
-            raise OutOfMemoryError(message, self.results()) from error
+            raise SearchInterrupted(str(error), self.results()) from error
         finally:
             self.close()
 
     def fresh(self) -> list[list[Hypothesis]]:
         """Return, for every prompt, the texts completed since the last call."""
         counts = self.searches.tree.count.tolist()
-        records = TreeRecord.of(self.searches.tree, range(len(counts)))
-        found = []
-        for row in range(len(counts)):
-            bound = float("inf")  # nothing is certain while the search goes on
-            found.append(
-                completions(records[row], self.config, bound, self._decode, since=self._seen[row])
-            )
-        self._seen = counts
+        totals = self.searches.num_completions.tolist()
+        found: list[list[Hypothesis]] = [[] for _ in counts]
+        for row, (slot, total) in enumerate(self._seen):
+            if totals[row] > total:
+                (record,) = TreeRecord.of(self.searches.tree, [row])
+                bound = float("inf")  # nothing is certain while the search goes on
+                found[row] = completions(record, self.config, bound, self._decode, since=slot)
+        self._seen = list(zip(counts, totals, strict=True))
         return found
 
     def results(self, *, keep_tree: bool = True) -> list[SearchResult]:
@@ -179,8 +179,30 @@ class Run:
         if self._steps is not None:
             self._steps.close()  # type: ignore[attr-defined]
 
+    def _searches(self) -> Searches:
+        backend = self.lm.backend
+        try:
+            return Searches(
+                self.config,
+                batch=len(self.prompts),
+                vocab_size=backend.vocab_size,
+                eos_ids=backend.eos_ids,
+                device=backend.device,
+                rules=stop_rules(self.lm, self.config),
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._out_of_memory(expanded=0) from error
+
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         return self.lm.decode(sequences, self.config.stop)
+
+    def _out_of_memory(
+        self, expanded: int, partial: list[SearchResult] | None = None
+    ) -> OutOfMemoryError:
+        message = out_of_memory(self.lm, self.config, len(self.prompts), expanded)
+        return OutOfMemoryError(message, partial)
 
 
 def _stream(under_way: Run) -> Iterator[Hypothesis]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from bestk import scoring
 from bestk.backends.base import Children, Group, Room, Session
 from bestk.config import SearchConfig
-from bestk.errors import ModelError
 from bestk.frontier import Frontier, Nodes
 from bestk.tree import State, Tree
 
@@ -87,18 +86,13 @@ def run(session: Session, searches: Searches) -> Iterator[Step]:
     started = time.monotonic()
     timeout = searches.config.timeout
     try:
-        group = searches.restart()
-        searches.push(group, session.root(group))
-        yield Step(0, group, searches)
+        yield Step(0, searches.begin(session.root), searches)
         index = 1
         while searches.is_running():
             if timeout is not None and time.monotonic() - started >= timeout:
                 searches.time_out(range(searches.batch))
                 return
-            group = searches.pop()
-            children = session.expand(group)
-            searches.push(group, children)
-            yield Step(index, group, searches)
+            yield Step(index, searches.advance(session.expand), searches)
             index += 1
     finally:
         session.close()
@@ -163,6 +157,32 @@ class Searches:
         for row in rows:
             self.is_active[row] = False
 
+    def begin(
+        self,
+        read: Callable[[Group], Children],
+        rows: Int[Tensor, " restarted"] | None = None,
+    ) -> Group:
+        """Expand the roots of these searches, all by default: step 0 of the loop."""
+        group = self.restart(rows)
+        try:
+            children = read(group)
+        except BaseException:
+            self.tree.count -= group.is_valid.sum(dim=1)
+            raise
+        self.push(group, children)
+        return group
+
+    def advance(self, expand: Callable[[Group], Children]) -> Group:
+        """Do one step of the loop: pop, expand, push, prune."""
+        group = self.pop()
+        try:
+            children = expand(group)
+        except BaseException:
+            self.put_back(group)
+            raise
+        self.push(group, children)
+        return group
+
     def pop(self) -> Group:
         """Take the best nodes of every frontier, within what is left of each budget."""
         self.clock += self.is_active
@@ -181,10 +201,16 @@ class Searches:
             is_valid=nodes.is_open,
         )
 
+    def put_back(self, group: Group) -> None:
+        """Undo the last pop, whose nodes could not be expanded: the ledger still adds up."""
+        self.tree.count -= group.is_valid.sum(dim=1)
+        nodes = self.frontier.put_back(group.is_valid)
+        self.tree.mark(nodes.parent, nodes.child, State.OPEN, group.is_valid)
+        self.clock -= self.is_active.long()
+
     def push(self, group: Group, children: Children) -> None:
         """Sort the children of a group into complete, too long, open and not worth opening."""
-        children = Children(children.token, children.log_prob.double())
-        self._note_broken(group, children)
+        children = self._sound(group, Children(children.token, children.log_prob.double()))
         depth = group.depth[..., None] + 1
         log_prob = group.log_prob[..., None] + children.log_prob
 
@@ -218,9 +244,9 @@ class Searches:
         return bool(self.is_active.any())
 
     def frontier_mass(self) -> Float[Tensor, " batch"]:
-        """Sum the probability of all open nodes."""
+        """Sum the probability of all open nodes; before anything is expanded the root is open."""
         nodes = self.frontier.nodes
-        return (nodes.log_prob.exp() * nodes.is_open).sum(dim=1)
+        return (nodes.log_prob.exp() * nodes.is_open).sum(dim=1) + (self.tree.count == 0)
 
     def bound(self) -> Float[Tensor, " batch"]:
         """Return the highest log-probability that a text not yet completed could have."""
@@ -235,15 +261,15 @@ class Searches:
         proven = (tree.child_state == State.COMPLETE) & (log_prob >= self.bound()[:, None, None])
         return proven[:, : tree.capacity].sum(dim=(1, 2))
 
-    def check(self, numbers: Mapping[int, int] | None = None) -> None:
-        """Raise if the model gave NaN or infinity; `numbers` says which prompt a row holds."""
+    def complaint(self, numbers: Mapping[int, int]) -> str | None:
+        """Say where the model gave NaN or infinity; `numbers` says which prompt a row holds."""
         for row, step in enumerate(self.broken_at.tolist()):
-            if step >= 0 and (numbers is None or row in numbers):
-                number = row if numbers is None else numbers[row]
-                raise ModelError(
-                    f"the model gave NaN or infinite logits at step {step} of prompt {number}: "
-                    "load it in a wider dtype (float32), or check its weights"
+            if step >= 0 and row in numbers:
+                return (
+                    f"the model gave NaN or infinite logits at step {step} of prompt "
+                    f"{numbers[row]}: load it in a wider dtype (float32), or check its weights"
                 )
+        return None
 
     def _passes(
         self, children: Children, may_open: Bool[Tensor, "batch group children"]
@@ -348,12 +374,14 @@ class Searches:
         best = best.masked_fill(~group.is_valid, -math.inf).amax(dim=1)
         self.pruned_bound.copy_(torch.maximum(self.pruned_bound, best))
 
-    def _note_broken(self, group: Group, children: Children) -> None:
-        # Log-probabilities sink to −inf for impossible tokens, but never for the likeliest one.
-        is_bad = children.log_prob.isnan().any(dim=2) | (children.log_prob == math.inf).any(dim=2)
-        is_bad = (is_bad & group.is_valid).any(dim=1)
-        fresh = is_bad & (self.broken_at < 0)
+    def _sound(self, group: Group, children: Children) -> Children:
+        """Note a search whose model gave NaN; what it gave is no child, and proves nothing."""
+        is_bad = children.log_prob.isnan() | (children.log_prob == math.inf)
+        is_broken = (is_bad & group.is_valid[..., None]).any(dim=2).any(dim=1)
+        fresh = is_broken & (self.broken_at < 0)
         self.broken_at.copy_(torch.where(fresh, self.clock, self.broken_at))
+        self.pruned_bound.masked_fill_(is_broken, math.inf)
+        return Children(children.token, children.log_prob.masked_fill(is_bad, -math.inf))
 
     def _update_active(self) -> None:
         config = self.config
@@ -366,7 +394,7 @@ class Searches:
         self.is_active.copy_(active)
 
     def stop_reasons(self) -> list[str]:
-        """Say of every search why it ended, once the loop is over."""
+        """Say of every search why it ended; one that never did was broken off."""
         config = self.config
         limits = {
             "broken": self.broken_at >= 0,
@@ -376,9 +404,10 @@ class Searches:
             "exhausted": self.frontier.count() == 0,
         }
         reasons = []
-        for row in range(len(self.clock)):
+        for row, is_active in enumerate(self.is_active.tolist()):
             hit = (name for name, reached in limits.items() if bool(reached[row]))
-            reasons.append(next(hit, "timeout" if row in self.timed_out else "interrupted"))
+            broken_off = "timeout" if row in self.timed_out else "interrupted"
+            reasons.append(broken_off if is_active else next(hit, broken_off))
         return reasons
 
 

@@ -103,6 +103,12 @@ class Frontier:
         self.nodes.is_open.scatter_(1, index, left)
         return group, self.priority[:, :width]
 
+    def put_back(self, is_valid: Bool[Tensor, "batch group"]) -> Nodes:
+        """Open the nodes of the last pop again, and return them."""
+        index = self.order[:, : is_valid.shape[1]]
+        self.nodes.is_open.scatter_(1, index, self.nodes.is_open.gather(1, index) | is_valid)
+        return self.nodes.take(index)
+
 
 def canonical(found: Nodes) -> Nodes:
     """Order nodes that were found in one step: child probability, token id, parent slot.

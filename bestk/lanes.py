@@ -66,8 +66,8 @@ class Lanes:
         self.searches.timed_out -= set(prompts)
         if self.graphs is None:
             device = self.backend.device
-            group = self.searches.restart(torch.tensor(list(prompts), device=device))
-            self.searches.push(group, self.session.refill(group, prompts))
+            rows = torch.tensor(list(prompts), device=device)
+            self.searches.begin(lambda group: self.session.refill(group, prompts), rows)
         else:
             self._fill_captured(prompts)
 
@@ -89,9 +89,7 @@ class Lanes:
         self.graphs = None
 
     def _step(self) -> Group:
-        group = self.searches.pop()
-        self.searches.push(group, self.session.expand(group))
-        return group
+        return self.searches.advance(self.session.expand)
 
     def _fill_captured(self, prompts: Mapping[int, Sequence[int]]) -> None:
         """Replay the reading of prompts, padded to a few shapes; the padding repeats a prompt."""
@@ -111,8 +109,7 @@ class Lanes:
         into.copy_(torch.tensor(rows))
 
         def read() -> None:
-            group = self.searches.restart(into)
-            self.searches.push(group, self.session.read(group, tokens, lengths, into))
+            self.searches.begin(lambda g: self.session.read(g, tokens, lengths, into), into)
 
         self.graphs.replay(name, read, warm_up=True)
 
@@ -174,7 +171,6 @@ def run_lanes(
             searches.time_out(set(late).difference(lanes.ended()))
         ended = {lane: running.pop(lane) for lane in lanes.ended() if lane in running}
         if ended:
-            searches.check(ended)
             seconds = time.perf_counter() - min(begun[lane] for lane in ended)
             yield ended, seconds
             free += ended

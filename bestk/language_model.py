@@ -89,9 +89,15 @@ class LanguageModel:
             raise PromptError(
                 f"model {self.name} has no chat template: give the prompt as text instead"
             )
-        encoded = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_dict=True
-        )
+        try:
+            encoded = tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, return_dict=True
+            )
+        except Exception as error:  # templates are programs of their own, in jinja
+            raise PromptError(
+                f"the chat template of {self.name} cannot take the messages ({error}): "
+                "each must be a dict with role and content"
+            ) from error
         ids: list[int] = encoded["input_ids"]
         return ids
 

@@ -25,7 +25,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load(
-    name: str = "smollm2",
+    name: str | Path = "smollm2",
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -39,6 +39,7 @@ def load(
     `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
     if there is one. `compile` is explained at `from_transformers`.
     """
+    name = str(name)
     source = _smollm2() if name == "smollm2" else name
     _check_source(name, source)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -53,7 +54,7 @@ def from_transformers(
 ) -> LanguageModel:
     """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
 
-    Without a tokenizer prompts are token ids. `compile=True` runs the model's steps on a GPU through
+    Without a tokenizer prompts are token ids. `compile=True` runs a model's steps on a GPU through
     `torch.compile`: faster, after a wait of up to a minute for each new shape.
     """
     from bestk.backends.transformers.causal import CausalBackend
@@ -83,21 +84,20 @@ def _from_pretrained(
     import torch
     from transformers import AutoModelForCausalLM
 
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype == "auto" and device_map is None and torch.device(device).type == "cpu":
+    place = _device(device)
+    if dtype == "auto" and device_map is None and place.type == "cpu":
         dtype = torch.float32
     placing = {} if device_map is None else {"device_map": device_map}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placing, **options)
-    except (OSError, ValueError) as error:
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placing, **options)
+    except Exception as error:  # each of the libraries that read weights has errors of its own
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
     tokenizer = _tokenizer(source, name, options)
     if device_map is None:
         try:
-            model = model.to(device)
+            model = model.to(place)
         except (RuntimeError, AssertionError) as error:
-            raise OptionError(f"device {device} cannot be used: {_first_line(error)}") from error
+            raise OptionError(f"device {place} cannot be used: {_first_line(error)}") from error
     return model, tokenizer
 
 
@@ -115,9 +115,13 @@ def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
 
 def _check_source(name: str, source: str) -> None:
     """Catch a misspelt short name before the hub is asked for it."""
-    if "/" not in source and not Path(source).exists():
+    if source and Path(source).exists():
+        return
+    if source.startswith((".", "~", os.sep)) or source.count("/") > 1:
+        raise ModelError(f"model folder {name} does not exist: check the path")
+    if "/" not in source:
         raise ModelError(
-            unknown("model", name, SHORT_NAMES) + " Or give a folder, or a hub name as owner/model."
+            unknown("model", name, SHORT_NAMES) + " (or give a folder, or a hub name: owner/model)"
         )
 
 
@@ -129,6 +133,17 @@ def _dtype(dtype: Any) -> Any:
     if dtype not in DTYPES:
         raise OptionError(unknown("dtype", str(dtype), DTYPES))
     return getattr(torch, dtype)
+
+
+def _device(device: Any) -> torch.device:
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise OptionError(f"device must be like cpu, cuda or cuda:1, got {device!r}") from None
 
 
 def _smollm2() -> str:
@@ -144,6 +159,8 @@ def _smollm2() -> str:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(folder) + ".lock"):
         if not (folder / "config.json").exists():
+            for left_behind in folder.parent.glob(folder.name + ".*.part"):
+                shutil.rmtree(left_behind, ignore_errors=True)  # by a conversion that was killed
             _convert(gguf, folder)
     return str(folder)
 
@@ -160,7 +177,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     """Write the dense weights beside the target, then move them there in one step."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", dir=folder.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", suffix=".part", dir=folder.parent))
     try:
         import torch
 

@@ -20,6 +20,8 @@ from bestk.stopping import StopStrings
 # Beyond this many searches side by side a step is bound by arithmetic, and memory is better kept.
 _MOST_LANES = 64
 _LANES_ON_CPU = 8
+# How allocators word it, whatever they raise.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
 _USABLE = 0.8  # of the free memory
 
 
@@ -49,6 +51,8 @@ def search_many(
             size //= 2
         except BestKError as error:
             raise SearchInterrupted(str(error), job.partial()) from error
+    if job.complaint is not None:
+        raise SearchInterrupted(job.complaint, job.partial())
     return job.partial()
 
 
@@ -71,6 +75,7 @@ class _Job:
         self.results: dict[int, SearchResult] = {}
         self.unfinished: dict[int, SearchResult] = {}
         self.expanded = 0
+        self.complaint: str | None = None
 
     def missing(self) -> list[int]:
         return [number for number in range(len(self.ids)) if number not in self.results]
@@ -98,6 +103,8 @@ class _Job:
                 waiting = [(number, self.ids[number]) for number in queue]
                 for ended, seconds in run_lanes(lanes, waiting, running):
                     self.results |= self._collect(lanes, ended, seconds)
+                    # A search that broke has ended; the others go on before anyone is told.
+                    self.complaint = self.complaint or lanes.searches.complaint(ended)
             except BaseException:
                 self._save_running(lanes, running)
                 raise
@@ -165,17 +172,16 @@ def check_batch_size(batch_size: int | str) -> int | None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell running out of memory from other failures; torch says it in several ways."""
     text = str(error).lower()
-    return (
-        isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
-    )
+    return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 def out_of_memory(lm: LanguageModel, config: SearchConfig, batch: int, expanded: int) -> str:
     """Word the error: what happened, and what to lower."""
+    size = "beam_size" if config.budget is None else "budget"
     return (
         f"out of memory on {lm.backend.device} after {expanded} of {config.total_budget} "
         f"expansions: lower batch_size (now {batch}), k ({config.k}), "
-        f"beam_size ({config.beam_size}) or max_new_tokens ({config.max_new_tokens})"
+        f"{size} ({getattr(config, size)}) or max_new_tokens ({config.max_new_tokens})"
     )
 
 

@@ -74,6 +74,10 @@ class TreeRecord:
     def __len__(self) -> int:
         return len(self.token)
 
+    def tokens_to(self, slot: int) -> list[int]:
+        """Return the tokens from the root to a slot."""
+        return self.token[self.paths_to([slot])[0]].tolist() if slot > 0 else []
+
     def paths_to(self, slots: Sequence[int]) -> list[list[int]]:
         """Return the slots from the root's child down to each of the given slots."""
         parents = self.parent.tolist()

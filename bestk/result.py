@@ -14,7 +14,7 @@ from typing import Any
 
 from bestk.best_k import Searches
 from bestk.config import SearchConfig
-from bestk.errors import SchemaError
+from bestk.errors import OptionError, SchemaError
 from bestk.record import TreeRecord
 from bestk.tree import State
 from bestk.version import __version__
@@ -146,7 +146,7 @@ class SearchResult:
             )
         try:
             return _read(cls, data)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, OptionError) as error:
             raise SchemaError(f"a saved result lacks or spoils a field: {error}") from None
 
 

@@ -16,6 +16,7 @@ class Trace:
     frontiers: list[set[tuple[int, ...]]] = field(default_factory=list)
     completions: dict[tuple[int, ...], float] = field(default_factory=dict)
     mass: list[dict[str, float]] = field(default_factory=list)
+    bound: float = -math.inf  # no text that is neither found nor open is likelier
 
 
 def best_k(model: ToyBackend, prompt: tuple[int, ...], config: SearchConfig) -> Trace:
@@ -42,12 +43,18 @@ def best_k(model: ToyBackend, prompt: tuple[int, ...], config: SearchConfig) -> 
     def expand(prefix: tuple[int, ...], log_prob: float, step: int, slot: int) -> None:
         scored = sorted(enumerate(model.log_probs(prompt + prefix)), key=lambda c: (-c[1], c[0]))
         left, rank = math.exp(log_prob), 0
-        for token, last in scored:
+        listed = scored[: config.num_children(model.vocab_size)]
+        if len(listed) < len(scored):
+            unlisted = 1 - sum(math.exp(last) for _, last in listed)
+            likeliest = math.log(unlisted) if unlisted > 0 else -math.inf
+            trace.bound = max(trace.bound, log_prob + min(likeliest, listed[-1][1]))
+        for token, last in listed:
             length = len(prefix) + 1
             if last == -math.inf or (token in ends and length < config.min_new_tokens):
                 continue
             rank += 1
             if last < log_gamma and rank > config.min_children:
+                trace.bound = max(trace.bound, log_prob + last)
                 continue
             child, total = (*prefix, token), log_prob + last
             left -= math.exp(total)
@@ -65,15 +72,22 @@ def best_k(model: ToyBackend, prompt: tuple[int, ...], config: SearchConfig) -> 
         keyed = heap(clock)
         kept = [heapq.heappop(keyed)[1] for _ in range(min(config.max_frontier, len(keyed)))]
         mass["pruned_frontier"] += sum(math.exp(node[1]) for _, node in keyed)
+        trace.bound = max([trace.bound, *(node[1] for _, node in keyed)])
         frontier[:] = kept
         trace.frontiers.append({node[0] for node in frontier})
         trace.mass.append({**mass, "frontier": sum(math.exp(node[1]) for node in frontier)})
 
+    def is_enough() -> bool:
+        bound = max([trace.bound, *(node[1] for node in frontier)])
+        proven = sum(total >= bound for total in trace.completions.values())
+        return proven >= (config.certify or math.inf) or len(trace.completions) >= (
+            config.max_completions or math.inf
+        )
+
     expand((), 0.0, 0, 0)
     prune(1)
     expanded, step = 1, 1
-    enough = config.max_completions or math.inf
-    while expanded < config.total_budget and frontier and len(trace.completions) < enough:
+    while expanded < config.total_budget and frontier and not is_enough():
         keyed = heap(step)
         width = min(config.k, len(keyed), config.total_budget - expanded)
         group = [heapq.heappop(keyed)[1] for _ in range(width)]

@@ -111,6 +111,7 @@ class TreeSession:
             used=size,
         )
         self.cache: Any = tree_cache(self.layout)
+        self.step: Any = checkpoint.stepper
 
     @property
     def is_static(self) -> bool:
@@ -152,7 +153,7 @@ class TreeSession:
         layout = self.layout
         layout.advance(group, reads_all=self.with_kernel)
         with self._attention(group.path):
-            output = self.checkpoint.stepper(
+            output = self.step(
                 input_ids=group.token.clamp(min=0),
                 attention_mask=None if self.with_kernel else self._mask(layout.mask(group)),
                 position_ids=layout.positions(group),

@@ -123,7 +123,8 @@ def _attend(
     k = tl.load(
         key_base + index[:, None] * keys_place + of_head, mask=seen[:, None] & is_head, other=0.0
     )
-    weight = tl.dot(q, tl.trans(k), input_precision=precision) * scaling
+    # A compiled caller hands the scale over in double precision.
+    weight = tl.dot(q, tl.trans(k), input_precision=precision) * scaling.to(tl.float32)
     weight = tl.where(seen[None, :], weight, float("-inf"))
     highest = tl.maximum(best, tl.max(weight, axis=1))
     # The first block always holds the prompt's first token, so `highest` is finite.

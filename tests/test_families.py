@@ -1,0 +1,234 @@
+"""Tree attention over many model families: cached log-probabilities equal recomputed ones."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+import bestk
+from bestk.backends.base import Room
+from bestk.backends.transformers.causal import CausalBackend, TreeSession
+from bestk.backends.transformers.prefix import PrefixSession
+
+SHARED = [
+    "llama", "gpt2", "qwen3", "mistral", "gemma3", "gemma2", "opt", "gpt_neox", "gptj", "phi",
+    "stablelm", "cohere", "mixtral", "falcon",
+]  # fmt: skip
+FALLBACK = {
+    "bloom": "its forward takes no position_ids",
+    "mpt": "its forward takes no position_ids",
+    "falcon_alibi": "a tree of masks",
+    "gpt_neo": "its local attention counts slots",
+    "mamba": "the model is recurrent",
+}
+PROMPTS = [[5, 9, 33, 60, 7, 12, 21], [44], [3, 3, 8]]
+OPTIONS: dict[str, Any] = {
+    "k": 3, "budget": 16, "max_new_tokens": 6, "min_children": 3, "scoring": "last",
+}  # fmt: skip
+ROOM = Room(width=3, capacity=16, depth=6, num_children=20)
+
+
+@torch.inference_mode()
+def worst_error(model: Any, results: list[bestk.SearchResult]) -> float:
+    """Compare every child of every expanded node with a plain forward of the node's prefix."""
+    worst = 0.0
+    for result in results:
+        tree = result.tree
+        assert tree is not None
+        for slot in range(len(tree)):
+            prefix = [*result.prompt, *tree.tokens_to(slot)]
+            plain = model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0, -1]
+            is_child = tree.child_parent == slot
+            recomputed = plain.double().log_softmax(-1)[tree.child_token[is_child].long()]
+            worst = max(worst, float((tree.child_log_prob[is_child] - recomputed).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("family", [*SHARED, *FALLBACK])
+def test_cached_equals_recomputed(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny.model(family)
+    with caplog.at_level(logging.WARNING, "bestk"):
+        results = bestk.search(bestk.from_transformers(model), PROMPTS, **OPTIONS)
+    for result in results:
+        assert result.cost.expanded == 16
+        assert result.tree is not None
+        assert int(result.tree.depth.max()) >= 3, "the trees are too flat to show a mistake"
+        assert len(set(result.tree.parent.tolist())) >= 5, "one branch alone shows no sharing"
+    assert worst_error(model, results) < 1e-4
+    notices = [record.getMessage() for record in caplog.records if record.name == "bestk"]
+    if family in FALLBACK:
+        assert len(notices) == 1
+        assert FALLBACK[family] in notices[0]
+        assert "recomputing prefixes" in notices[0]
+        assert "\n" not in notices[0]
+    else:
+        assert notices == []
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_shared_families_share(family: str) -> None:
+    session = CausalBackend(tiny.model(family)).start(PROMPTS, ROOM)
+    assert isinstance(session, TreeSession)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "gemma2"])
+def test_a_window_shorter_than_the_path(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    # The longest prompt has 7 tokens, the deepest path 6 more.
+    fits = CausalBackend(tiny.model(family, sliding_window=13))
+    assert isinstance(fits.start(PROMPTS, ROOM), TreeSession)
+    model = tiny.model(family, sliding_window=12)
+    lm = bestk.from_transformers(model)
+    with caplog.at_level(logging.WARNING, "bestk"):
+        results = bestk.search(lm, PROMPTS, **OPTIONS)
+        bestk.search(lm, PROMPTS, **OPTIONS)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{lm.name}: recomputing prefixes, since its attention window of 12 is shorter than "
+        "13 tokens"
+    ], "the notice comes once"
+    assert worst_error(model, results) < 1e-4
+    assert isinstance(lm.backend.start(PROMPTS[1:], ROOM), TreeSession), "short prompts still fit"
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_a_window_shorter_than_the_probe(family: str) -> None:
+    model = tiny.model(family, sliding_window=3)
+    lm = bestk.from_transformers(model)
+    assert isinstance(lm.backend.start(PROMPTS[1:2], ROOM), PrefixSession)
+    assert worst_error(model, bestk.search(lm, PROMPTS, **OPTIONS)) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "falcon"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_implementations(family: str, attention: str) -> None:
+    model = tiny.model(family, attn_implementation=attention)
+    assert model.config._attn_implementation == attention
+    lm = bestk.from_transformers(model)
+    assert isinstance(lm.backend.start(PROMPTS, ROOM), TreeSession)
+    assert worst_error(model, bestk.search(lm, PROMPTS, **OPTIONS)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "paged|flash_attention_2", "flex_attention"])
+def test_attention_that_takes_no_masks_falls_back(name: str) -> None:
+    backend = CausalBackend(tiny.fresh("llama"))
+    assert backend.obstacle(length=8) is None
+    backend = CausalBackend(tiny.fresh("llama"))
+    backend.checkpoint.config._attn_implementation_internal = name
+    assert backend.obstacle(length=8) == f"since {name} takes no mask of its own for every token"
+
+
+class IgnoresPositions(torch.nn.Module):
+    """Counts positions by itself, whatever it is told."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.config, self.dtype = model.config, model.dtype
+
+    def get_output_embeddings(self) -> Any:
+        return self.model.get_output_embeddings()
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = None,
+    ) -> Any:
+        if past_key_values is not None and position_ids is not None:
+            start = past_key_values.get_seq_length()
+            position_ids = torch.arange(start, start + input_ids.shape[1]).expand_as(input_ids)
+        return self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class IgnoresMasks(IgnoresPositions):
+    """Lets every token see the whole cache."""
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = None,
+    ) -> Any:
+        if attention_mask is not None:
+            attention_mask = torch.ones_like(attention_mask)
+        return self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+
+
+class Raises(IgnoresPositions):
+    """Knows only masks of two axes."""
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = None,
+    ) -> Any:
+        assert attention_mask is None, "a mask has two axes"
+        return self.model(input_ids, past_key_values=past_key_values, use_cache=use_cache)
+
+
+@pytest.mark.parametrize("broken", [IgnoresPositions, IgnoresMasks, Raises])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_does_not_obey_is_found_out(broken: Any, dtype: torch.dtype) -> None:
+    model = broken(tiny.fresh("llama").to(dtype))
+    backend = CausalBackend(model)
+    assert "a tree of masks" in str(backend.obstacle(length=8))
+    if dtype == torch.float32:
+        lm = bestk.from_transformers(model)
+        assert worst_error(model, bestk.search(lm, PROMPTS, **OPTIONS)) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "bloom", "mamba"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(family: str, dtype: torch.dtype) -> None:
+    # Smaller weights: half precision cannot follow logits in the hundreds.
+    model = tiny.fresh(family, initializer_range=0.1).to(dtype)
+    lm = bestk.from_transformers(model)
+    assert isinstance(
+        lm.backend.start(PROMPTS, ROOM), PrefixSession if family in FALLBACK else TreeSession
+    )
+    results = bestk.search(lm, PROMPTS, **OPTIONS)
+    assert worst_error(model, results) < 0.1
+    assert all(abs(result.mass.total - 1) < 1e-6 for result in results)
+
+
+def test_models_with_a_device_map() -> None:
+    from accelerate import dispatch_model
+
+    model = tiny.fresh("llama")
+    expected = bestk.search(bestk.from_transformers(model), PROMPTS, **OPTIONS)
+    layers = {f"model.layers.{i}": "cpu" for i in range(3)}
+    rest = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    spread = dispatch_model(model, {**rest, **layers}, force_hooks=True)
+    assert hasattr(spread, "hf_device_map")
+    results = bestk.search(bestk.from_transformers(spread), PROMPTS, **OPTIONS)
+    assert [r.texts for r in results] == [r.texts for r in expected]
+
+
+def test_weights_stay_as_they_were() -> None:
+    model = tiny.fresh("llama")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    bestk.search(bestk.from_transformers(model), PROMPTS, **OPTIONS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not model.lm_head._forward_pre_hooks, "a hook was left on the model"

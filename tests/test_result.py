@@ -1,0 +1,144 @@
+"""Results: JSON that loads back, signatures, and what spoils either."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from conftest import random_toy
+from toys import search_ids, table_lm
+
+import bestk
+from bestk.errors import SchemaError
+from bestk.record import TreeRecord
+
+LM = bestk.LanguageModel(random_toy(8, vocab_size=6), name="a-model")
+RESULT = bestk.search(LM, [1, 2], max_new_tokens=5, scoring="sum", stop_ids=(3,), timeout=100.0)
+
+
+def test_keys_are_as_documented() -> None:
+    data = RESULT.to_json()
+    assert {"prompt", "hypotheses", "mass", "cost", "signature"} <= set(data)
+    assert {"text", "score", "log_prob", "num_tokens", "token_ids", "step"} <= set(
+        data["hypotheses"][0]
+    )
+    assert list(data["mass"]) == ["completed", "frontier", "pruned", "truncated"]
+    assert list(data["cost"]) == ["expanded", "model_calls", "seconds"]
+    assert sum(data["mass"].values()) == pytest.approx(1, abs=1e-6)
+    assert data["hypotheses"][0]["num_tokens"] == len(data["hypotheses"][0]["token_ids"])
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_round_trip(tree: bool) -> None:
+    text = RESULT.dumps(tree=tree)
+    back = bestk.SearchResult.from_json(text)
+    assert back.hypotheses == RESULT.hypotheses
+    assert back.config == RESULT.config
+    assert back.mass == RESULT.mass
+    assert back.cost == RESULT.cost
+    assert back.dumps(tree=tree) == text
+    assert (back.tree is None) is not tree
+
+
+def test_round_trip_of_the_tree() -> None:
+    tree = bestk.SearchResult.from_json(RESULT.to_json(tree=True)).tree
+    assert tree is not None
+    assert RESULT.tree is not None
+    for name in TreeRecord.__dataclass_fields__:
+        one, other = getattr(tree, name), getattr(RESULT.tree, name)
+        assert one.dtype == other.dtype
+        assert one.tolist() == other.tolist()
+
+
+def test_json_is_strict_and_readable() -> None:
+    lm = table_lm({}, [0.5, 0.25, 0.25], "größe", "大きさ")
+    text = bestk.search(lm, "größe", max_new_tokens=3).dumps()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert "größe" in text
+    assert "大きさ" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "reads version 1 of bestk.result, got 2: save the result again"),
+        ({"version": None}, "got None"),
+        ({"format": "other"}, "must have format 'bestk.result'"),
+        ({"mass": {}}, "lacks or spoils a field"),
+        ({"mass": None}, "lacks or spoils a field"),
+        ({"hypotheses": [{"text": "x"}]}, "lacks or spoils a field"),
+        ({"hypotheses": ["x"]}, "lacks or spoils a field"),
+        ({"cost": {"expanded": 1}}, "lacks or spoils a field"),
+        ({"config": {"k": 0}}, "k must be at least 1"),
+        ({"config": {"beams": 3}}, "unknown option 'beams'"),
+        ({"config": None}, "lacks or spoils a field"),
+        ({"tree": {"token": [1]}}, "a saved tree lacks or spoils a column"),
+        ({"tree": {"token": ["x"]}}, "a saved tree lacks or spoils a column"),
+    ],
+)
+def test_spoiled_data(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        bestk.SearchResult.from_json(RESULT.to_json(tree=True) | change)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hypotheses", "signature", "certified", "pruned_by", "config"])
+def test_missing_fields(name: str) -> None:
+    data = RESULT.to_json()
+    del data[name]
+    with pytest.raises(SchemaError, match=name):
+        bestk.SearchResult.from_json(data)
+
+
+def test_scores_must_be_numbers() -> None:
+    data = RESULT.to_json()
+    data["hypotheses"][0]["score"] = math.nan
+    with pytest.raises(SchemaError, match="score nan"):
+        bestk.SearchResult.from_json(data)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2", "null", "[]", '"text"'])
+def test_broken_json(text: str) -> None:
+    with pytest.raises(SchemaError, match="a saved result must"):
+        bestk.SearchResult.from_json(text)
+
+
+class TestSignature:
+    def test_whole(self) -> None:
+        result = search_ids(table_lm({}, [0.5, 0.5]))
+        assert result.signature == (
+            "bestk|model:toy|k:5|b:10|T:30|C:300|score:mean|decay:power,0.05,0.5|minprob:0.05|"
+            f"heap:500|rank:mean|v:{bestk.__version__}"
+        )
+
+    def test_names_what_was_changed(self) -> None:
+        assert RESULT.signature.startswith("bestk|model:a-model|k:5|b:10|T:5|C:50|score:sum|")
+        assert "|timeout:100.0|stopids:3|" in RESULT.signature
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"k": 4}, {"beam_size": 9}, {"max_new_tokens": 29}, {"budget": 299}, {"scoring": "sum"},
+            {"length_alpha": 0.5}, {"decay": "log"}, {"decay_weight": 0.06}, {"decay_power": 0.6},
+            {"min_prob": 0.06}, {"min_children": 2}, {"max_children": 3}, {"max_frontier": 499},
+            {"max_completions": 3}, {"timeout": 1.0}, {"certify": 1}, {"rank_by": "sum"},
+            {"stop_ids": (1,)}, {"stop": ("x",)}, {"min_new_tokens": 1},
+        ],
+        ids=lambda options: next(iter(options)),
+    )  # fmt: skip
+    def test_differs_with_every_setting(self, options: dict[str, Any]) -> None:
+        assert bestk.SearchConfig(**options).describe() != bestk.SearchConfig().describe()
+
+    def test_every_setting_is_tried(self) -> None:
+        (mark,) = [m for m in self.test_differs_with_every_setting.pytestmark if m.args]
+        tried = {name for options in mark.args[1] for name in options}
+        assert tried == set(bestk.SearchConfig.__dataclass_fields__)
+
+
+def test_a_result_without_its_tree() -> None:
+    lean = bestk.search(LM, [1, 2], keep_tree=False, max_new_tokens=5)
+    assert lean.tree is None
+    assert "tree" not in lean.to_json(tree=True)
