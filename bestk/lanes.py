@@ -157,6 +157,7 @@ def run_lanes(
     searches, timeout = lanes.searches, lanes.searches.config.timeout
     waiting = list(queue)
     begun: dict[int, float] = {}
+    ends: dict[int, int] = {}  # lane -> the call at which its budget is spent if all goes well
     free = list(range(searches.batch))
     while waiting or running:
         fresh = {lane: waiting.pop(0) for lane in free[: len(waiting)]}
@@ -165,7 +166,10 @@ def run_lanes(
             running |= {lane: number for lane, (number, _) in fresh.items()}
             begun |= dict.fromkeys(fresh, time.perf_counter())
             free = [lane for lane in free if lane not in fresh]
-        _advance_some(lanes)
+            ends |= dict.fromkeys(fresh, lanes.calls + _full_steps(searches))
+        # A search that never runs short of nodes ends when its budget does: look then, not later.
+        ahead = [ends[lane] - lanes.calls for lane in running if ends[lane] > lanes.calls]
+        _advance_some(lanes, left=min(ahead, default=1))
         if timeout is not None:
             late = [lane for lane in running if time.perf_counter() - begun[lane] >= timeout]
             searches.time_out(set(late).difference(lanes.ended()))
@@ -176,10 +180,15 @@ def run_lanes(
             free += ended
 
 
-def _advance_some(lanes: Lanes) -> None:
-    """Do steps until the next look at which searches have ended."""
+def _full_steps(searches: Searches) -> int:
+    """Count the steps that spend a budget, the root's expansion aside."""
+    return -(-(searches.config.total_budget - 1) // searches.room.width)
+
+
+def _advance_some(lanes: Lanes, left: int) -> None:
+    """Do steps until the next look at which searches have ended, `left` at most."""
     is_async = lanes.backend.device.type == "cuda" and lanes.searches.config.timeout is None
-    for _ in range(_LOOK_EVERY if is_async else 1):
+    for _ in range(min(_LOOK_EVERY, left) if is_async else 1):
         lanes.advance()
 
 

@@ -1,8 +1,7 @@
-"""Puts the tree kernel and fused operations under a user's model, for the length of one call.
+"""Puts the tree kernel under a user's model, for the length of one call.
 
 The attention function is registered with transformers under its own name; while a call runs, the
-model's config names it, and norms and rotary positions run as single kernels where that was seen to
-give the same numbers. When the call ends the model is as it was.
+model's config names it. When the call ends the model is as it was.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -87,77 +85,3 @@ def _register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
-
-
-class Fusion:
-    """Norms and rotary positions of one model that may run as single kernels."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.norms = [module for module in model.modules() if _is_plain_rms_norm(module)]
-        attentions = {
-            type(module).__module__
-            for module in model.modules()
-            if type(module).__name__.endswith("Attention")
-        }
-        self.rotary: list[Any] = [
-            sys.modules[name] for name in attentions if _has_plain_rotary(name)
-        ]
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Run the fused versions until the block ends."""
-        from bestk.backends.transformers import kernels
-
-        before = [module.apply_rotary_pos_emb for module in self.rotary]
-        try:
-            for norm in self.norms:
-                norm.forward = functools.partial(_rms_norm, norm)
-            for module in self.rotary:
-                module.apply_rotary_pos_emb = kernels.rotate
-            yield
-        finally:
-            for norm in self.norms:
-                norm.__dict__.pop("forward", None)
-            for module, original in zip(self.rotary, before, strict=True):
-                module.apply_rotary_pos_emb = original
-
-
-def _rms_norm(norm: Any, hidden: Tensor) -> Tensor:
-    return functional.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
-@torch.inference_mode()
-def _is_plain_rms_norm(module: nn.Module) -> bool:
-    """Try the fused norm on a sample, and keep it only where the result is the same."""
-    weight = getattr(module, "weight", None)
-    if not hasattr(module, "variance_epsilon") or not isinstance(weight, Tensor):
-        return False
-    if weight.device.type != "cuda" or "forward" in module.__dict__ or weight.dim() != 1:
-        return False
-    sample = torch.linspace(-3, 5, weight.numel(), dtype=weight.dtype, device=weight.device)
-    sample = sample.repeat(2, 1)
-    plain, fused = module(sample), _rms_norm(module, sample)
-    tolerance = 1e-5 if weight.dtype == torch.float32 else 2e-2
-    return bool(torch.allclose(plain, fused, rtol=tolerance, atol=tolerance))
-
-
-@torch.inference_mode()
-def _has_plain_rotary(name: str) -> bool:
-    from bestk.backends.transformers import kernels
-
-    function = getattr(sys.modules[name], "apply_rotary_pos_emb", None)
-    if function is None:
-        return False
-    source = torch.Generator("cuda").manual_seed(0)
-
-    def sample(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=source, device="cuda")
-
-    query, keys = sample(2, 4, 3, 32), sample(2, 2, 3, 32)
-    angle = sample(2, 3, 32)
-    try:
-        plain = function(query, keys, angle.cos(), angle.sin())
-    except (TypeError, ValueError, RuntimeError, IndexError):
-        return False
-    fused = kernels.rotate(query, keys, angle.cos(), angle.sin())
-    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(plain, fused, strict=True))

@@ -33,6 +33,7 @@ class Layout:
     prompt_length: Int[Tensor, " batch"]
     prompt_size: int  # places for the prompt: the longest of the batch, or its bucket
     capacity: int  # places after the prompt; the last one is scratch
+    with_kernel: bool = False  # attention follows paths itself, and every place stays in view
     used: int = 0  # places that hold something, scratch aside
     write: Int[Tensor, "batch group"] | None = None  # None while prompts are read
     rows: Int[Tensor, " read"] | None = None  # which searches' prompts are read; None for all
@@ -46,10 +47,10 @@ class Layout:
         """Map tree slots to places; the tree's scratch slot becomes the last place."""
         return self.prompt_size + slot - 1
 
-    def advance(self, group: Group, *, reads_all: bool) -> None:
-        """Point at the places of a group; with `reads_all` every place stays in view."""
+    def advance(self, group: Group) -> None:
+        """Point at the places of a group, and bring them into view."""
         self.write = self.place(group.slot)
-        if reads_all:
+        if self.with_kernel:
             self.used = self.size
         elif group.slot.device.type == "cpu":
             self.used = int(self.write.masked_fill(~group.is_valid, self.prompt_size - 1).max()) + 1
@@ -100,10 +101,15 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if write is None:
             self._store_prompts(key_states, value_states)
             return key_states, value_states
+        used = self.layout.used
+        if self.layout.with_kernel:
+            from bestk.backends.transformers import kernels
+
+            kernels.store(self.keys, self.values, key_states, value_states, write)
+            return self.keys[:, :, :used], self.values[:, :, :used]
         place = write.to(self.device)[:, None, :, None]
         self.keys.scatter_(2, place.expand_as(key_states), key_states)
         self.values.scatter_(2, place.expand_as(value_states), value_states)
-        used = self.layout.used
         return self.keys[:, :, :used], self.values[:, :, :used]
 
     def _store_prompts(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -108,6 +108,7 @@ class TreeSession:
             prompt_length=torch.tensor(lengths, device=checkpoint.device),
             prompt_size=size,
             capacity=room.capacity,
+            with_kernel=with_kernel,
             used=size,
         )
         self.cache: Any = tree_cache(self.layout)
@@ -151,7 +152,7 @@ class TreeSession:
     def logits(self, group: Group) -> Float[Tensor, "batch group vocab"]:
         """Return the logits after every node of the group, and keep its keys and values."""
         layout = self.layout
-        layout.advance(group, reads_all=self.with_kernel)
+        layout.advance(group)
         with self._attention(group.path):
             output = self.step(
                 input_ids=group.token.clamp(min=0),

@@ -1,4 +1,4 @@
-"""GPU kernels for tree attention and rotary positions, in Triton.
+"""GPU kernels in Triton: tree attention, and the small operations around it in one launch each.
 
 A node attends to its prompt and to its own path: nothing else is read, so the cost of a step does
 not grow with the number of slots that the search has filled. One program serves one node and one
@@ -192,3 +192,83 @@ def _rotate(
     turned_high = (high * cos_high).to(kind) + (low * sin_high).to(kind)
     tl.store(target, turned_low.to(kind), mask=inside)
     tl.store(target + half, turned_high.to(kind), mask=inside)
+
+
+def store(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, at: Tensor) -> None:
+    """Write a group's keys and values to their places, `at` [batch, group], in one launch."""
+    batch, kv_heads, width, head = new_keys.shape
+    value_head = new_values.shape[-1]
+    _store[(batch * width, kv_heads)](
+        keys, values, new_keys, new_values, at,
+        *keys.stride()[:3], *values.stride()[:3],
+        *new_keys.stride()[:3], *new_values.stride()[:3], at.stride(0), at.stride(1),
+        width, head, value_head,
+        block=triton.next_power_of_2(max(head, value_head)),
+        num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store(
+    keys, values, new_keys, new_values, at,
+    keys_row, keys_head, keys_place, values_row, values_head, values_place,
+    nk_row, nk_head, nk_place, nv_row, nv_head, nv_place, at_row, at_place,
+    width, head, value_head, block: tl.constexpr,
+):  # fmt: skip
+    node, which = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, place = (node // width).to(tl.int64), (node % width).to(tl.int64)
+    target = tl.load(at + row * at_row + place * at_place)
+    index = tl.arange(0, block)
+    key = tl.load(
+        new_keys + row * nk_row + which * nk_head + place * nk_place + index, mask=index < head
+    )
+    value = tl.load(
+        new_values + row * nv_row + which * nv_head + place * nv_place + index,
+        mask=index < value_head,
+    )
+    key_at = keys + row * keys_row + which * keys_head + target * keys_place + index
+    value_at = values + row * values_row + which * values_head + target * values_place + index
+    tl.store(key_at, key, mask=index < head)
+    tl.store(value_at, value, mask=index < value_head)
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Scale rows by their root mean square, then by `weight`, rounding where the models do."""
+    hidden = hidden.contiguous()
+    output = torch.empty_like(hidden)
+    size = hidden.shape[-1]
+    block = triton.next_power_of_2(size)
+    _rms_norm[(hidden.numel() // size,)](
+        hidden, weight, output, size, epsilon, block=block, num_warps=8 if block >= 2048 else 4
+    )
+    return output
+
+
+@triton.jit
+def _rms_norm(hidden, weight, output, size, epsilon, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, block)
+    inside = index < size
+    x = tl.load(hidden + row * size + index, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / size + epsilon.to(tl.float32))
+    w = tl.load(weight + index, mask=inside, other=0.0)
+    tl.store(output + row * size + index, (x * scale).to(w.dtype) * w, mask=inside)
+
+
+def silu_times(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up in one launch."""
+    gate, up = gate.contiguous(), up.contiguous()
+    output = torch.empty_like(gate)
+    count = gate.numel()
+    _silu_times[(triton.cdiv(count, 1024),)](gate, up, output, count, block=1024, num_warps=4)
+    return output
+
+
+@triton.jit
+def _silu_times(gate, up, output, count, block: tl.constexpr):
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = index < count
+    g = tl.load(gate + index, mask=inside, other=0.0)
+    x = g.to(tl.float32)
+    silu = (x / (1 + tl.exp(-x))).to(g.dtype)
+    tl.store(output + index, silu * tl.load(up + index, mask=inside, other=0.0), mask=inside)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Room
-from bestk.backends.transformers.attention import Fusion
+from bestk.backends.transformers.fusion import Fusion
 from bestk.errors import ModelError
 
 
