@@ -81,6 +81,8 @@ def search(
         raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if not is_batch(prompts):
         return _search_chunk(lm, [prompts], settings, keep_tree)[0]
+    for prompt in prompts:  # before the first search, which a late refusal would waste
+        lm.check_length(lm.encode(prompt), settings.max_new_tokens)
     results: list[SearchResult] = []
     for start in range(0, len(prompts), batch_size):
         try:
