@@ -81,13 +81,14 @@ def search(
         raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if not is_batch(prompts):
         return _search_chunk(lm, [prompts], settings, keep_tree)[0]
-    for prompt in prompts:  # before the first search, which a late refusal would waste
+    every: list[Any] = list(prompts)
+    for prompt in every:  # before the first search, which a late refusal would waste
         lm.check_length(lm.encode(prompt), settings.max_new_tokens)
     results: list[SearchResult] = []
-    for start in range(0, len(prompts), batch_size):
+    for start in range(0, len(every), batch_size):
         try:
-            chunk = prompts[start : start + batch_size]
-            results += _search_chunk(lm, list(chunk), settings, keep_tree)
+            chunk = every[start : start + batch_size]
+            results += _search_chunk(lm, chunk, settings, keep_tree)
         except SearchInterrupted as error:
             error.partial = results + error.partial
             raise
