@@ -112,6 +112,11 @@ def test_prompts(prompt: Any, words: list[str]) -> None:
         assert word in text
 
 
+def test_a_bad_prompt_is_refused_before_anything_is_searched() -> None:
+    lm = bestk.LanguageModel(Failing(AssertionError("a session was opened"), at=-1))
+    message_of(PromptError, lambda: bestk.search(lm, [[1], [2], [6]], batch_size=1))
+
+
 def test_chat_messages_that_the_template_refuses() -> None:
     lm = bestk.LanguageModel(LM.backend, Words("yes", "no", chat_template="x"), "chatty")
     text = message_of(PromptError, lambda: bestk.search(lm, [{"speaker": "yes"}]))

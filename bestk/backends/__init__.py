@@ -1,0 +1,1 @@
+"""Language models behind one protocol; each backend knows tokens and probabilities, no search."""

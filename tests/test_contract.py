@@ -1,0 +1,242 @@
+"""What every backend promises the search. A new backend joins by one entry in `BACKENDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import tiny
+import torch
+from conftest import random_toy
+from torch import Tensor
+
+from bestk.backends.base import Backend, Children, Group, Room, Session
+from bestk.backends.toy import ToyBackend
+from bestk.backends.transformers.causal import CausalBackend, TreeSession
+from bestk.backends.transformers.prefix import PrefixSession
+from bestk.tree import Tree
+
+CAPACITY, DEPTH, WIDTH = 12, 5, 3
+PROMPTS = [[3, 1, 4, 2, 5], [2], [5, 5, 1]]
+Node = tuple[int, int] | None  # the parent's slot and a token; None leaves the place empty
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A backend under contract, and how exactly it repeats itself."""
+
+    make: Callable[[], Backend]
+    session: type
+    tolerance: float = 1e-4
+
+
+def _ngram() -> ToyBackend:
+    rows = {(1,): [0.5, 0.25, 0.25, 0.0, 0.0, 0.0], (4, 2): [0.1, 0.2, 0.3, 0.2, 0.1, 0.1]}
+    return ToyBackend.ngram(rows, [0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
+
+
+BACKENDS = {
+    "toy": Entry(lambda: random_toy(1, vocab_size=6), object, tolerance=0),
+    "ngram": Entry(_ngram, object, tolerance=0),
+    "causal": Entry(lambda: CausalBackend(tiny.model("llama")), TreeSession),
+    "causal-gpt2": Entry(lambda: CausalBackend(tiny.model("gpt2")), TreeSession),
+    "prefix": Entry(lambda: CausalBackend(tiny.model("bloom")), PrefixSession),
+    "prefix-recurrent": Entry(lambda: CausalBackend(tiny.model("mamba")), PrefixSession),
+}
+
+
+@pytest.fixture(params=BACKENDS, scope="module")
+def entry(request: pytest.FixtureRequest) -> Entry:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def backend(entry: Entry) -> Backend:
+    return entry.make()
+
+
+class Walk:
+    """A session whose tree is grown by hand."""
+
+    def __init__(
+        self, backend: Backend, prompts: Sequence[Sequence[int]], num_children: int | None = None
+    ) -> None:
+        number = num_children or backend.vocab_size
+        self.device, self.batch = backend.device, len(prompts)
+        room = Room(width=WIDTH, capacity=CAPACITY, depth=DEPTH, num_children=number)
+        self.session: Session = backend.start(prompts, room)
+        self.tree = Tree(self.batch, CAPACITY, DEPTH, number, self.device)
+        self.root = self.session.root(self.tree.root())
+
+    def group(self, *rows: Sequence[Node]) -> Group:
+        """Append nodes, one list of `WIDTH` places for every prompt."""
+        places = [[(0, 0) if node is None else node for node in row] for row in rows]
+        is_valid = torch.tensor([[node is not None for node in row] for row in rows])
+        parent, token = torch.tensor(places).to(self.device).unbind(-1)
+        depth = self.tree.depth.gather(1, parent) + 1
+        zeros = torch.zeros(parent.shape, dtype=torch.float64, device=self.device)
+        return self.tree.append(
+            token=token,
+            parent=parent,
+            depth=depth,
+            step=torch.zeros_like(parent),
+            log_prob=zeros,
+            last_log_prob=zeros,
+            priority=zeros,
+            clock=torch.zeros(self.batch, dtype=torch.int64, device=self.device),
+            is_valid=is_valid.to(self.device),
+        )
+
+    def expand(self, *rows: Sequence[Node]) -> Children:
+        """Expand the same places for every prompt, or a list of places for each."""
+        rows = rows if len(rows) == self.batch else rows * self.batch
+        return self.session.expand(self.group(*rows))
+
+
+def dense(children: Children, vocab_size: int) -> Tensor:
+    """Return log-probabilities by token id."""
+    table = torch.full((*children.token.shape[:2], vocab_size), -torch.inf, dtype=torch.float64)
+    return table.scatter(2, children.token.cpu(), children.log_prob.cpu().double())
+
+
+def same(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    return torch.allclose(one.exp(), other.exp(), rtol=0, atol=tolerance) and torch.allclose(
+        one, other, rtol=0, atol=max(tolerance * 10, 1e-12)
+    )
+
+
+def test_says_what_it_is(backend: Backend) -> None:
+    assert isinstance(backend, Backend)
+    assert backend.name
+    assert backend.vocab_size >= 6
+    assert all(0 <= token < backend.vocab_size for token in backend.eos_ids)
+    assert backend.max_length is None or backend.max_length > DEPTH
+    assert isinstance(backend.device, torch.device)
+
+
+def test_is_the_session_meant(entry: Entry, backend: Backend) -> None:
+    walk = Walk(backend, PROMPTS)
+    assert isinstance(walk.session, Session)
+    assert isinstance(walk.session, entry.session), "another kind of session is under test"
+
+
+def test_children_are_sorted_distinct_and_normalised(backend: Backend) -> None:
+    walk = Walk(backend, PROMPTS)
+    for children, places in ((walk.root, 1), (walk.expand([(0, 1), (0, 2), (0, 3)]), WIDTH)):
+        assert children.token.shape == (3, places, backend.vocab_size)
+        assert children.log_prob.shape == children.token.shape
+        assert children.log_prob.is_floating_point()
+        better, worse = children.log_prob[..., :-1], children.log_prob[..., 1:]
+        assert (better >= worse).all(), "best first"
+        ids = children.token.sort(dim=2).values
+        assert (ids == torch.arange(backend.vocab_size)).all(), "every token exactly once"
+        total = children.log_prob.double().exp().sum(dim=2)
+        assert torch.allclose(total, torch.ones_like(total), atol=1e-5)
+        assert (children.token.diff(dim=2)[better == worse] > 0).all(), "equal ones by lower id"
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_gives_as_many_children_as_asked(backend: Backend, number: int) -> None:
+    whole, some = Walk(backend, PROMPTS), Walk(backend, PROMPTS, number)
+    nodes: list[Node] = [(0, 1), (0, 2), (0, 3)]
+    for all_of_them, best in (
+        (whole.root, some.root),
+        (whole.expand(nodes), some.expand(nodes)),
+    ):
+        assert best.token.shape[2] == number
+        assert torch.equal(best.log_prob, all_of_them.log_prob[..., :number])
+        assert torch.equal(best.token[..., 0], all_of_them.token[..., 0])
+
+
+def test_a_node_is_its_prefix(entry: Entry, backend: Backend) -> None:
+    walk = Walk(backend, PROMPTS)
+    walk.expand([(0, 1), (0, 4), (0, 2)])  # slots 1 to 3
+    walk.expand([(1, 5), (3, 3), (2, 2)])  # 4 to 6
+    deep = dense(walk.expand([(4, 2), (1, 1), (5, 4)]), backend.vocab_size)
+    for place, tokens in enumerate(([1, 5, 2], [1, 1], [2, 3, 4])):
+        plain = Walk(backend, [[*prompt, *tokens] for prompt in PROMPTS])
+        expected = dense(plain.root, backend.vocab_size)[:, 0]
+        assert same(deep[:, place], expected, entry.tolerance), f"children of {tokens}"
+
+
+def test_the_order_of_expansion_does_not_matter(entry: Entry, backend: Backend) -> None:
+    broad, deep = Walk(backend, PROMPTS), Walk(backend, PROMPTS)
+    broad.expand([(0, 1), (0, 2), (0, 3)])
+    one = dense(broad.expand([(1, 4), (2, 5), (3, 1)]), backend.vocab_size)
+    deep.expand([(0, 3), None, None])
+    last = dense(deep.expand([(1, 1), (0, 2), None]), backend.vocab_size)
+    middle = dense(deep.expand([(3, 5), (0, 1), None]), backend.vocab_size)
+    first = dense(deep.expand([(5, 4), None, None]), backend.vocab_size)
+    assert same(one[:, 0], first[:, 0], entry.tolerance)
+    assert same(one[:, 1], middle[:, 0], entry.tolerance)
+    assert same(one[:, 2], last[:, 0], entry.tolerance)
+
+
+def test_empty_places_are_ignored(entry: Entry, backend: Backend) -> None:
+    full, sparse = Walk(backend, PROMPTS), Walk(backend, PROMPTS)
+    full.expand([(0, 1), (0, 2), None])
+    expected = dense(full.expand([(1, 3), (2, 4), None]), backend.vocab_size)
+    # The same nodes, but rows take turns, as they do when some searches have ended.
+    sparse.expand([(0, 1), (0, 2), None], [None, None, None], [None, None, None])
+    sparse.expand([None, None, None], [(0, 1), (0, 2), None], [(0, 1), (0, 2), None])
+    sparse.expand([None] * 3, [None] * 3, [None] * 3)
+    given = dense(sparse.expand([(1, 3), (2, 4), None]), backend.vocab_size)
+    assert same(given[:, :2], expected[:, :2], entry.tolerance)
+
+
+def test_rows_are_independent(entry: Entry, backend: Backend) -> None:
+    places: list[list[Node]] = [
+        [(0, 1), (0, 2), None],
+        [(0, 3), None, None],
+        [(0, 5), (0, 4), (0, 1)],
+    ]
+    together = Walk(backend, PROMPTS)
+    found = dense(together.expand(*places), backend.vocab_size)
+    roots = dense(together.root, backend.vocab_size)
+    for row in range(3):
+        alone = Walk(backend, [PROMPTS[row]])
+        assert same(dense(alone.root, backend.vocab_size)[0], roots[row], entry.tolerance)
+        own = dense(alone.expand(places[row]), backend.vocab_size)
+        for place, node in enumerate(places[row]):
+            if node is not None:
+                assert same(own[0, place], found[row, place], entry.tolerance)
+
+
+def test_the_whole_capacity_can_be_used(entry: Entry, backend: Backend) -> None:
+    walk = Walk(backend, PROMPTS)
+    for _ in range((CAPACITY - 1) // WIDTH):
+        walk.expand([(0, 1), (0, 2), (0, 3)])
+    left = (CAPACITY - 1) % WIDTH
+    last = walk.expand([(0, 4)] * left + [None] * (WIDTH - left))
+    assert int(walk.tree.count.max()) == CAPACITY
+    expected = dense(Walk(backend, [[*p, 4] for p in PROMPTS]).root, backend.vocab_size)
+    assert same(dense(last, backend.vocab_size)[:, 0], expected[:, 0], entry.tolerance)
+
+
+def test_a_shaper_has_the_last_word(backend: Backend) -> None:
+    seen: list[Group] = []
+
+    def only_low_ids(group: Group, log_probs: Tensor) -> Tensor:
+        seen.append(group)
+        return log_probs.masked_fill(torch.arange(log_probs.shape[-1]) >= 3, -torch.inf)
+
+    room = Room(width=WIDTH, capacity=CAPACITY, depth=DEPTH, num_children=4)
+    session = backend.start(PROMPTS, room, only_low_ids)
+    tree = Tree(3, CAPACITY, DEPTH, 4, backend.device)
+    group = tree.root()
+    children = session.root(group)
+    assert seen == [group]
+    is_child = children.log_prob > -torch.inf
+    assert (children.token[is_child] < 3).all()
+    total = children.log_prob.double().exp().sum(dim=2)
+    assert torch.allclose(total, torch.ones_like(total), atol=1e-5), "normalised anew"
+
+
+def test_can_be_closed_twice_and_opened_again(entry: Entry, backend: Backend) -> None:
+    walk = Walk(backend, PROMPTS)
+    walk.session.close()
+    walk.session.close()
+    again = Walk(backend, PROMPTS)
+    expected, given = dense(walk.root, backend.vocab_size), dense(again.root, backend.vocab_size)
+    assert same(given, expected, entry.tolerance)
