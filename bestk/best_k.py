@@ -96,12 +96,20 @@ def run(session: Session, searches: Searches) -> Iterator[Step]:
                 searches.has_timed_out = True
                 return
             group = searches.pop()
-            children = session.expand(group)
+            children = _expand(session, group, searches)
             searches.push(group, children)
             yield Step(index, group, searches)
             index += 1
     finally:
         session.close()
+
+
+def _expand(session: Session, group: Group, searches: Searches) -> Children:
+    try:
+        return session.expand(group)
+    except BaseException:
+        searches.abandon(group)
+        raise
 
 
 class Searches:
@@ -164,7 +172,7 @@ class Searches:
     def push(self, group: Group, children: Children) -> None:
         """Sort the children of a group into complete, too long, open and not worth opening."""
         children = Children(children.token, children.log_prob.double())
-        self._note_broken(group, children)
+        children = self._without_broken(group, children)
         depth = group.depth[..., None] + 1
         log_prob = group.log_prob[..., None] + children.log_prob
 
@@ -192,6 +200,12 @@ class Searches:
         )
         self._account_dropped(dropped)
         self._update_active()
+
+    def abandon(self, group: Group) -> None:
+        """Book a group whose expansion failed as pruned: the ledger and the bound stay true."""
+        log_prob = group.log_prob.masked_fill(~group.is_valid, -math.inf)
+        self.ledger.pruned_frontier += log_prob.exp().sum(dim=1)
+        self.pruned_bound.copy_(torch.maximum(self.pruned_bound, log_prob.amax(dim=1)))
 
     def is_running(self) -> bool:
         """Say whether any search goes on. The one place where the host waits for the device."""
@@ -328,12 +342,15 @@ class Searches:
         best = best.masked_fill(~group.is_valid, -math.inf).amax(dim=1)
         self.pruned_bound.copy_(torch.maximum(self.pruned_bound, best))
 
-    def _note_broken(self, group: Group, children: Children) -> None:
-        # Log-probabilities sink to −inf for impossible tokens, but never for the likeliest one.
-        is_bad = children.log_prob.isnan().any(dim=2) | (children.log_prob == math.inf).any(dim=2)
-        is_bad = (is_bad & group.is_valid).any(dim=1)
-        fresh = is_bad & (self.broken_at < 0)
+    def _without_broken(self, group: Group, children: Children) -> Children:
+        """Note where the model gave no probabilities; such nodes have no children, only mass."""
+        is_bad = children.log_prob.isnan() | (children.log_prob == math.inf)
+        has_bad = is_bad.any(dim=2) & group.is_valid
+        fresh = has_bad.any(dim=1) & (self.broken_at < 0)
         self.broken_at.copy_(torch.where(fresh, self.clock, self.broken_at))
+        lost = group.log_prob.masked_fill(~has_bad, -math.inf).amax(dim=1)
+        self.pruned_bound.copy_(torch.maximum(self.pruned_bound, lost))
+        return Children(children.token, children.log_prob.masked_fill(is_bad, -math.inf))
 
     def _update_active(self) -> None:
         config = self.config
