@@ -56,7 +56,10 @@ def load(name: str, *, dtype: str = "auto", device: str | None = None) -> Langua
 
 
 def follow(run: Run) -> SearchInterrupted | KeyboardInterrupt | None:
-    """Run a search to its end, or to Ctrl-C or an error, which is returned: `run` has the rest."""
+    """Run a search to its end, or to Ctrl-C or an error, which is returned: `run` has the rest.
+
+    After the first Ctrl-C the step under way is finished; a second one is raised at once.
+    """
     console = stderr()
     view = _View(run, console) if console.is_terminal else None
     with _interruptible() as pressed, view.live if view else nullcontext():
@@ -66,7 +69,7 @@ def follow(run: Run) -> SearchInterrupted | KeyboardInterrupt | None:
                     return KeyboardInterrupt()
                 if view:
                     view.update()
-        except (SearchInterrupted, KeyboardInterrupt) as error:
+        except SearchInterrupted as error:
             return error
         finally:
             run.close()
@@ -135,7 +138,7 @@ class _View:
 
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Note the first Ctrl-C, so that a step ends with its books in order; a second acts at once."""
+    """Note the first Ctrl-C, for a step to end with its books in order; let a second one act."""
     pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield pressed

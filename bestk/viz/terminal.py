@@ -75,7 +75,7 @@ def summary_view(result: SearchResult) -> RenderableType:
         "time": f"{cost.seconds:.1f} s",
     }
     if result.certified:
-        rows["proven"] = f"the first {result.certified} are the model's likeliest texts"
+        rows["proven"] = f"{result.certified} texts: no other text is likelier"
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -217,4 +217,6 @@ def _line(text: str) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.001 or share == 0 else "<0.1%"
+    if abs(share) < 1e-9:  # what rounding leaves of nothing
+        return "0%"
+    return f"{share:.1%}" if share >= 0.001 else "<0.1%"
