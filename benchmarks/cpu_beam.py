@@ -10,7 +10,6 @@ moment hits every method; the median counts. Ratios below 1 mean best-k search i
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import statistics
@@ -119,23 +118,22 @@ def beam_search(model: Any, prompt: list[int]) -> None:
 
 @contextmanager
 def forward_timer(model: Any) -> Iterator[list[float]]:
-    """Collect the seconds of every forward call of a model."""
+    """Collect the seconds of every call of a model's body and of its output layer."""
     inside: list[float] = []
-    original = model.forward
-
-    def timed(*positional: Any, **named: Any) -> Any:
-        started = time.perf_counter()
-        output = original(*positional, **named)
-        inside.append(time.perf_counter() - started)
-        return output
-
-    # generate() and the backends read the signature, so the wrapper keeps the original's.
-    timed.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    model.forward = timed
+    started: list[float] = []
+    handles = []
+    for part in (model.base_model, model.get_output_embeddings()):
+        handles += [
+            part.register_forward_pre_hook(lambda *_: started.append(time.perf_counter())),
+            part.register_forward_hook(
+                lambda *_: inside.append(time.perf_counter() - started.pop())
+            ),
+        ]
     try:
         yield inside
     finally:
-        del model.forward
+        for handle in handles:
+            handle.remove()
 
 
 def table(report: dict[str, Any]) -> str:
