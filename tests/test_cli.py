@@ -111,6 +111,33 @@ def test_ranked_texts_and_summary(cli: Any, lm: bestk.LanguageModel) -> None:
     ]
 
 
+def test_stream_prints_texts_in_the_order_found(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, _ = cli("generate", *SMALL, "--stream", "colours")
+    texts, _, summary = out.partition("\n\n")
+    assert code == 0
+    assert texts.splitlines() == [
+        "-0.602  red",
+        "-1.060  blue",
+        "-0.511  blue sky",
+        "-0.658  red and blue",
+        "-0.877  red and red",
+    ]
+    assert summary.startswith("unique texts  5 of 5")
+
+
+def test_progress_shows_in_a_terminal_only(
+    cli: Any, lm: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("generate", *SMALL, "colours")[2] == ""
+    monkeypatch.setattr(
+        "bestk.cli.terminal.stderr", lambda: Console(stderr=True, force_terminal=True, width=80)
+    )
+    code, out, err = cli("generate", *SMALL, "colours")
+    assert code == 0
+    assert "8 of 8 expansions, 5 texts" in err
+    assert "searching" not in out
+
+
 def test_num_texts_says_how_to_see_the_rest(cli: Any, lm: bestk.LanguageModel) -> None:
     _, out, _ = cli("generate", *SMALL, "-n", "1", "colours")
     assert out.splitlines()[:2] == ["1  -0.511  blue sky", "4 more: -n 5 shows all"]
@@ -233,6 +260,7 @@ BAD = {
     ("generate", "--system", "s", "x"): "has no chat template for a system text",
     ("generate", "--stop-id", "77", "x"): "stop_ids go from 0 to 4, got 77",
     ("generate", "--output", "/no/such/folder/x.json", "x"): "cannot write /no/such/folder/x.json",
+    ("generate", "--stream", "--json", "x"): "give it without --json",
     ("genrate", "x"): "Did you mean 'generate'?",
     ("--verbos",): "unknown option '--verbos'",
 }

@@ -9,6 +9,7 @@ import typer
 
 from bestk.cli.options import Device, Dtype, Model, search_options
 from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
+from bestk.errors import OptionError
 
 NUM_TEXTS = 20  # shown in a terminal
 
@@ -33,6 +34,9 @@ def generate(
             help=f"Texts to show; {NUM_TEXTS} unless given, with --json all.",
         ),
     ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print each text as it completes, unranked.")
+    ] = False,
     tree: Annotated[bool, typer.Option("--tree", help="Draw the search tree.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     output: Annotated[
@@ -46,15 +50,19 @@ def generate(
     from bestk.api import Run
     from bestk.cli import terminal
 
+    if stream and (as_json or tree or num_texts is not None):
+        raise OptionError("--stream prints all texts as lines: give it without --json, --tree, -n")
     text = terminal.read_prompt(prompt, raw=raw, system=system)
     lm = terminal.load(model, dtype=dtype, device=device)
     run = Run(lm, [text if raw else lm.chat_prompt(text, system)], config)
-    error = terminal.follow(run)
+    error = terminal.follow(run, stream=stream)
     result = run.results()[0]
     if output is not None:
         result.save(output)
     if as_json:
         terminal.print_json({**result.brief(num_texts), "prompt": text})
+    elif stream:
+        terminal.print_summary(result)
     else:
         terminal.print_result(result, num_texts or NUM_TEXTS, lm.tokens_text if tree else None)
     if error is not None:

@@ -24,7 +24,7 @@ from bestk.errors import OptionError, PromptError, SearchInterrupted
 if TYPE_CHECKING:
     from bestk.api import Run
     from bestk.language_model import LanguageModel
-    from bestk.result import SearchResult
+    from bestk.result import Hypothesis, SearchResult
 
 # Lines of a pipe or a file are not wrapped.
 _UNWRAPPED = 100_000
@@ -55,20 +55,25 @@ def load(name: str, *, dtype: str = "auto", device: str | None = None) -> Langua
         return _load(name, dtype, device)
 
 
-def follow(run: Run) -> SearchInterrupted | KeyboardInterrupt | None:
+def follow(run: Run, *, stream: bool = False) -> SearchInterrupted | KeyboardInterrupt | None:
     """Run a search to its end, or to Ctrl-C or an error, which is returned: `run` has the rest.
 
-    After the first Ctrl-C the step under way is finished; a second one is raised at once.
+    With `stream` every text is printed as it completes, once. After the first Ctrl-C
+    the step under way is finished; a second one is raised at once.
     """
     console = stderr()
     view = _View(run, console) if console.is_terminal else None
+    printed: set[str] = set()
     with _interruptible() as pressed, view.live if view else nullcontext():
         try:
             for _ in run:
                 if pressed.is_set():
                     return KeyboardInterrupt()
+                fresh = run.fresh()[0] if view or stream else []
                 if view:
-                    view.update()
+                    view.update(fresh)
+                if stream:
+                    _print_new(fresh, printed)
         except SearchInterrupted as error:
             return error
         finally:
@@ -107,6 +112,21 @@ def print_view(view: RenderableType) -> None:
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def print_summary(result: SearchResult) -> None:
+    """Print the summary alone."""
+    from bestk.viz import terminal
+
+    print_view(Group(Text(), terminal.summary_view(result)))
+
+
+def _print_new(found: Sequence[Hypothesis], printed: set[str]) -> None:
+    for hypothesis in found:
+        if hypothesis.text not in printed:
+            printed.add(hypothesis.text)
+            line = hypothesis.text.strip().replace("\n", "⏎")
+            print(f"{hypothesis.score:.3f}  {line}", flush=True)
+
+
 class _View:
     """A progress bar of expansions with the newest text under it."""
 
@@ -123,8 +143,7 @@ class _View:
         self.task = self.progress.add_task("", total=run.config.total_budget, texts=0)
         self.live = Live(console=console, transient=True, get_renderable=self._render)
 
-    def update(self) -> None:
-        fresh = self.run.fresh()[0]
+    def update(self, fresh: Sequence[Hypothesis]) -> None:
         self.num_texts += len(fresh)
         if fresh:
             self.newest = " ".join(fresh[0].text.split())
