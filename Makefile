@@ -9,7 +9,7 @@ READY := $(VENV)/ready
 .PHONY: demo test check format clean
 
 demo: $(READY)
-	$(BIN)/bestk generate --raw --stop . "The best thing about learning a new language is"
+	$(BIN)/bestk generate --raw --stop . --scoring sum "The best thing about learning a new language is"
 
 # One thread per worker: more would only make the workers wait for one another.
 test: $(READY)
