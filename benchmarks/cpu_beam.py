@@ -43,8 +43,12 @@ it, from silver to brass, and the first lanterns answer from beyond the breakwat
 another the boats come in, low in the water if the day was kind, and the girl with the torn sleeve
 stands on the last post and calls out their names. Nobody has asked her to. But the wives in the
 kitchens on the hill have opened their windows, and when they hear a name they put the pot on the
-fire. On the evening of the storm she called eleven names, and then she stood for a long time and
-said nothing, because there
+fire. In winter, when the boats stay in, she practises with her eyes closed and her back to the
+water, while her grandfather walks along the quay and knocks on one hull after another with his
+stick. She has learnt to tell oak from larch by the knock alone, and new paint from old. He says
+that a harbour is a kind of school, only that here the weather asks the questions, and that nobody
+who has answered wrongly was ever given the same question twice. On the evening of the storm she
+called eleven names, and then she stood for a long time and said nothing, because there
 """
 
 

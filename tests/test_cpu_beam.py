@@ -46,7 +46,10 @@ def test_report(
 
 
 @pytest.mark.model
-def test_beam_search_runs_its_full_length(benchmark: Any, smollm2: bestk.LanguageModel) -> None:
+def test_beam_search_runs_its_full_length(
+    benchmark: Any, smollm2: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "BEAM_SIZE", 2)
     model = smollm2.backend.checkpoint.model  # type: ignore[attr-defined]
     prompt = smollm2.encode("Say yes.")
     with benchmark.forward_timer(model) as inside:
