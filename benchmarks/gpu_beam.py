@@ -2,14 +2,15 @@
 
     python benchmarks/gpu_beam.py --shapes llama-135m llama-1b llama-8b --json out.json
 
-Random weights in the shapes of known models, bfloat16, b = 10, T = 30, prompts of 300 tokens, median
-of 5 after warm-up, prefill included. Every method spends its whole budget: beam search may not end
+Random weights in the shapes of known models, bfloat16, b = 10, T = 30, prompts of 300 tokens, the
+median of 5 after warm-up, prefill included. Every method spends its whole budget: beam search may not end
 early, and best-k search opens the 20 likeliest children of every node.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import statistics
@@ -124,6 +125,10 @@ def beam(model: Any, ids: list[list[int]]) -> Callable[[], Any]:
     return work
 
 
+def search(lm: Any, ids: list[list[int]], k: int, batch: int, results: list[Any]) -> None:
+    results[:] = bestk.search(lm, ids, k=k, batch_size=batch, **SEARCH)
+
+
 def weight_bytes(model: Any, decoder_only: bool) -> int:
     part = model if decoder_only else model.get_decoder()
     total = sum(p.numel() * p.element_size() for p in part.parameters())
@@ -148,9 +153,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             lm = bestk.from_transformers(model, compile=compiled)
             results: list[Any] = []
 
-            def work(lm: Any = lm, ids: Any = ids, k: int = k, batch: int = batch) -> Any:
-                results[:] = bestk.search(lm, ids, k=k, batch_size=batch, **SEARCH)
-
+            work = functools.partial(search, lm, ids, k, batch, results)
             first, seconds = timed(work, args.repeats)
             steps = -(-(300 - 1) // k)
             floor = weight_bytes(model, causal) * steps / (args.bandwidth * 1e12)

@@ -16,6 +16,8 @@ from bestk.errors import OptionError, unknown
 SCORINGS = ("mean", "sum", "last")
 DECAYS = ("power", "log", "none")
 RANKINGS = ("mean", "sum", "score", "step")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEFAULT_MODEL = "smollm2"
 
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000

@@ -61,11 +61,28 @@ class LanguageModel:
             texts = [text.partition(string)[0] for text in texts]
         return texts
 
+    def chat_prompt(self, text: str, system: str | None = None) -> Prompt:
+        """Put a text into the model's chat form, or leave it plain where there is none."""
+        if not text.strip():
+            raise PromptError("the prompt is empty: give at least one word")
+        if self.is_chat:
+            opening = [] if system is None else [{"role": "system", "content": system}]
+            return [*opening, {"role": "user", "content": text}]
+        if system is not None:
+            raise PromptError(
+                f"model {self.name} has no chat template for a system text: put it into the prompt"
+            )
+        return text
+
     def token_text(self, token: int) -> str:
         """Show one token as text, special ones by their name."""
+        return self.tokens_text([token])
+
+    def tokens_text(self, tokens: Sequence[int]) -> str:
+        """Show tokens as text, special ones by their name."""
         if self.tokenizer is None:
-            return str(token)
-        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+            return " ".join(map(str, tokens))
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def check_length(self, ids: Sequence[int], max_new_tokens: int) -> None:
         """Refuse a prompt that leaves no room for the text."""

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bestk.config import DEFAULT_MODEL, DTYPES
 from bestk.errors import ModelError, OptionError, unknown
 from bestk.language_model import LanguageModel
 
@@ -21,13 +22,12 @@ if TYPE_CHECKING:
 
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SHORT_NAMES = ("smollm2",)
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load(
-    name: str | Path = "smollm2",
+    name: str | Path = DEFAULT_MODEL,
     *,
-    dtype: str | torch.dtype = "auto",
+    dtype: str | torch.dtype = DTYPES[0],
     device: str | torch.device | None = None,
     device_map: Any = None,
     revision: str | None = None,

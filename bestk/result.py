@@ -8,8 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bestk.best_k import Searches
@@ -128,6 +131,31 @@ class SearchResult:
     def dumps(self, *, tree: bool = False, indent: int | None = None) -> str:
         """Return `to_json` as a string."""
         return json.dumps(self.to_json(tree=tree), ensure_ascii=False, indent=indent)
+
+    def brief(self, num_texts: int | None = None) -> dict[str, Any]:
+        """Return what a reader of the texts needs, as plain data; `to_json` has everything."""
+        data = self.to_json()
+        kept = ("text", "score", "log_prob", "num_tokens", "token_ids", "step")
+        found = data["hypotheses"][:num_texts]
+        return {
+            "prompt": self.prompt,
+            "hypotheses": [{name: entry[name] for name in kept} for entry in found],
+            "mass": data["mass"],
+            "cost": data["cost"],
+            "signature": self.signature,
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write everything, the tree included, to a file that appears whole or not at all."""
+        target = Path(path)
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=target.parent, prefix=target.name, delete=False
+            ) as scratch:
+                scratch.write(self.dumps(tree=True) + "\n")
+            os.replace(scratch.name, target)
+        except OSError as error:
+            raise OptionError(f"cannot write {target}: {error.strerror}") from error
 
     @classmethod
     def from_json(cls, data: dict[str, Any] | str) -> SearchResult:

@@ -120,6 +120,6 @@ def _ledger(searches: Searches, row: int) -> dict[str, float]:
 
 
 def _completions(searches: Searches, row: int) -> list[tuple[Prefix, float]]:
-    record = TreeRecord.of(searches.tree, row, int(searches.tree.count[row]))
+    (record,) = TreeRecord.of(searches.tree, [row])
     found = completions(record, searches.config, 0.0, lambda texts: [""] * len(texts))
     return [(hypothesis.token_ids, hypothesis.log_prob) for hypothesis in found]

@@ -1,0 +1,86 @@
+"""The command line. One file per command; what a command does lives in the library.
+
+To add a command: write its function in a file of this package and list it in `COMMANDS`. Starting
+stays light: a command's file imports torch, transformers and the like inside its function.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from bestk.cli.generate import generate
+from bestk.errors import BestKError, unknown
+from bestk.version import __version__
+
+COMMANDS: tuple[Callable[..., Any], ...] = (generate,)
+
+app = typer.Typer(
+    name="bestk",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in COMMANDS:
+    # A command's help opens with an example; the list of commands says what each is for.
+    example, purpose = (inspect.getdoc(command) or "").split("\n\n", 1)
+    app.command(short_help=purpose)(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code: 0, 2 for bad input, 130 after Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        code = app(arguments, prog_name="bestk", standalone_mode=False)
+    except BestKError as error:
+        return _fail(str(error))
+    except typer.TyperException as error:
+        return _fail(_usage(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. Python would complain when it flushes at exit.
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"bestk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def bestk(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """[bold]bestk generate "Name a colour and say why you like it."[/bold]
+
+    A large set of good, different, ranked texts from any language model, by best-k search.
+    """
+
+
+def _fail(message: str) -> int:
+    print("Error: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Word a misuse of the command line as one line that ends in the way out."""
+    context: Any = getattr(error, "ctx", None)
+    option = getattr(error, "option_name", None)
+    if context is None or not error.message.startswith("No such option"):
+        return error.format_message()
+    names = [name for param in context.command.params for name in param.opts]
+    return unknown("option", str(option), [name for name in names if name.startswith("--")])

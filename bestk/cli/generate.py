@@ -1,0 +1,69 @@
+"""`bestk generate`: search one prompt, show the ranked texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bestk.cli.options import Device, Dtype, Model, search_options
+from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
+from bestk.errors import OptionError
+
+NUM_TEXTS = 20  # shown in a terminal
+
+
+@search_options
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue or answer; - reads it.")],
+    config: SearchConfig,
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = DTYPES[0],
+    device: Device = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without chat formatting.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System text of a chat model.")] = None,
+    num_texts: Annotated[
+        int | None,
+        typer.Option(
+            "--num-texts",
+            "-n",
+            min=1,
+            help=f"Texts to show; {NUM_TEXTS} unless given, with --json all.",
+        ),
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Print each text as it completes, unranked.")
+    ] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Draw the search tree.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save everything, as JSON, to this file.")
+    ] = None,
+) -> None:
+    """[bold]bestk generate --raw --stop . "The best thing about dogs is"[/bold]
+
+    Search one prompt and show its ranked texts.
+    """
+    from bestk.api import Run
+    from bestk.cli import terminal
+
+    if stream and (as_json or tree or num_texts is not None):
+        raise OptionError("--stream prints all texts as lines: give it without --json, --tree, -n")
+    text = terminal.read_prompt(prompt, raw=raw, system=system)
+    lm = terminal.load(model, dtype=dtype, device=device)
+    run = Run(lm, [text if raw else lm.chat_prompt(text, system)], config)
+    error = terminal.follow(run, stream=stream)
+    result = run.results()[0]
+    if output is not None:
+        result.save(output)
+    if as_json:
+        terminal.print_json({**result.brief(num_texts), "prompt": text})
+    elif stream:
+        terminal.print_summary(result)
+    else:
+        terminal.print_result(result, num_texts or NUM_TEXTS, lm.tokens_text if tree else None)
+    if error is not None:
+        raise error

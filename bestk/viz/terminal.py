@@ -1,0 +1,222 @@
+"""Search results in a terminal: ranked texts with a summary, and the tree they were found in.
+
+Draws from a SearchResult; tokens become text through the function that the caller gives. Prints
+nothing itself: what is returned goes to a rich console.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree as Branches
+
+from bestk.record import TreeRecord
+from bestk.result import SearchResult
+from bestk.tree import State
+
+STOP_REASONS = {
+    "budget": "budget spent",
+    "exhausted": "nothing left to open",
+    "max_completions": "enough texts",
+    "certified": "enough texts proven",
+    "timeout": "time is up",
+    "interrupted": "interrupted",
+    "broken": "the model broke off",
+}
+
+# How a child is drawn by what became of it: a mark, a style, a word for the legend.
+_LOOKS = {
+    State.EXPANDED: ("●", "", "expanded"),
+    State.OPEN: ("○", "cyan", "open"),
+    State.COMPLETE: ("✔", "green", "complete"),
+    State.TRUNCATED: ("…", "yellow", "too long"),
+    State.DROPPED: ("×", "dim", "dropped from the frontier"),
+    State.BELOW: ("·", "dim", "not opened"),
+}
+
+
+def result_view(result: SearchResult, num_texts: int | None = None) -> RenderableType:
+    """Show the best texts, ranked with their scores, and the summary of the search."""
+    found = result.hypotheses
+    shown = found if num_texts is None else found[:num_texts]
+    texts = Table.grid(padding=(0, 2, 0, 0))
+    texts.add_column(justify="right", style="dim", no_wrap=True)
+    texts.add_column(justify="right", style="cyan", no_wrap=True)
+    texts.add_column(overflow="fold")
+    for rank, hypothesis in enumerate(shown, start=1):
+        texts.add_row(str(rank), f"{hypothesis.score:.3f}", Text(_line(hypothesis.text)))
+    parts: list[RenderableType] = [texts] if shown else [Text("no text was completed")]
+    if len(shown) < len(found):
+        parts.append(Text(f"{len(found) - len(shown)} more: -n {len(found)} shows all", "dim"))
+    return Group(*parts, Text(), summary_view(result))
+
+
+def summary_view(result: SearchResult) -> RenderableType:
+    """Show in a few lines what a search found and what it cost."""
+    mass, cost = result.mass, result.cost
+    shares = {
+        "completed": mass.completed,
+        "open": mass.frontier,
+        "pruned": mass.pruned,
+        "too long": mass.truncated,
+    }
+    reason = STOP_REASONS.get(result.stop_reason, result.stop_reason)
+    rows = {
+        "unique texts": f"{len(result.hypotheses)} of {result.num_completions} completed, "
+        f"{result.num_truncated} too long",
+        "expansions": f"{cost.expanded} of {result.config.total_budget} in {cost.model_calls} "
+        f"model calls ({reason})",
+        "mass seen": ", ".join(f"{_percent(share)} {name}" for name, share in shares.items()),
+        "time": f"{cost.seconds:.1f} s",
+    }
+    if result.certified:
+        rows["proven"] = f"{result.certified} texts: no other text is likelier"
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def tree_view(
+    result: SearchResult, tokens_text: Callable[[Sequence[int]], str], *, max_lines: int = 40
+) -> RenderableType:
+    """Draw the paths of the best texts and the likeliest other branches, in about `max_lines`.
+
+    A run of tokens without a branch is one line, with the probability of the whole run.
+    """
+    if result.tree is None:
+        return Text("the result was kept without its tree", "dim")
+    root = _sprouts(result.tree)
+    ranks = {hypothesis.token_ids: i for i, hypothesis in enumerate(result.hypotheses, start=1)}
+    shown = _select(root, ranks, max_lines)
+    picture = Branches(Text(_line(_prompt_text(result.prompt)), "bold"), guide_style="dim")
+    for sprout in shown[id(root)]:
+        _draw(picture, sprout, shown, ranks, result, tokens_text)
+    return Group(picture, Text(), _legend(result.tree, sum(map(len, shown.values()))))
+
+
+@dataclass
+class _Sprout:
+    """One child in the tree, with its own children below it."""
+
+    tokens: tuple[int, ...]  # from the prompt on
+    state: State
+    last_log_prob: float
+    log_prob: float
+    children: list[_Sprout] = field(default_factory=list)
+
+
+def _sprouts(record: TreeRecord) -> _Sprout:
+    """Link the columns of a record into a tree."""
+    root = _Sprout((), State.EXPANDED, 0.0, 0.0)
+    nodes = zip(record.parent.tolist(), record.token.tolist(), strict=True)
+    slots = {node: slot for slot, node in enumerate(nodes)}  # by parent slot and token
+    expanded = {0: root}
+    columns = (record.child_parent, record.child_token, record.child_log_prob, record.child_state)
+    for parent, token, last, state in zip(*(c.tolist() for c in columns), strict=True):
+        above = expanded[parent]  # slots are in the order of expansion: parents come first
+        sprout = _Sprout((*above.tokens, token), State(state), last, above.log_prob + last)
+        above.children.append(sprout)
+        if sprout.state is State.EXPANDED:
+            expanded[slots[parent, token]] = sprout
+    return root
+
+
+def _select(
+    root: _Sprout, ranks: dict[tuple[int, ...], int], max_lines: int
+) -> dict[int, list[_Sprout]]:
+    """Choose the children to draw of every drawn node: best texts first, then likely branches."""
+    by_tokens = {sprout.tokens: sprout for sprout in _walk(root)}
+    drawn: set[tuple[int, ...]] = {()}
+    lines = 0
+    for tokens in sorted(ranks, key=ranks.__getitem__):
+        if lines >= max_lines * 3 // 4:
+            break
+        path = [tokens[: i + 1] for i in range(len(tokens)) if tokens[: i + 1] not in drawn]
+        # A new branch off an unbranched run is a line of its own and splits the run in two.
+        lines += 2 if path and lines else 1
+        drawn.update(path)
+    others = [
+        child
+        for tokens in drawn
+        for child in by_tokens[tokens].children
+        if child.tokens not in drawn and child.state is not State.BELOW
+    ]
+    others.sort(key=lambda sprout: (-sprout.log_prob, sprout.tokens))
+    drawn.update(sprout.tokens for sprout in others[: max(0, (max_lines - lines) // 2)])
+    return {
+        id(by_tokens[tokens]): [c for c in by_tokens[tokens].children if c.tokens in drawn]
+        for tokens in drawn
+    }
+
+
+def _draw(
+    branch: Branches,
+    sprout: _Sprout,
+    shown: dict[int, list[_Sprout]],
+    ranks: dict[tuple[int, ...], int],
+    result: SearchResult,
+    tokens_text: Callable[[Sequence[int]], str],
+) -> None:
+    """Add a run of tokens to the picture, then what branches off its end."""
+    start, log_prob = len(sprout.tokens) - 1, sprout.last_log_prob
+    below = shown[id(sprout)]
+    while len(below) == 1:
+        sprout = below[0]
+        log_prob += sprout.last_log_prob
+        below = shown[id(sprout)]
+    mark, style, _ = _LOOKS[sprout.state]
+    rank = ranks.get(sprout.tokens)
+    label = Text(f"{mark} ", style, no_wrap=True, overflow="ellipsis")
+    label.append(_line(tokens_text(sprout.tokens[start:])), "bold green" if rank else style)
+    label.append(f"  {_percent(math.exp(log_prob))}", "dim")
+    if rank is not None:
+        label.append(f"  #{rank} {result.hypotheses[rank - 1].score:.3f}", "bold")
+    twig = branch.add(label)
+    for child in below:
+        _draw(twig, child, shown, ranks, result, tokens_text)
+
+
+def _legend(record: TreeRecord, num_shown: int) -> Text:
+    counts = record.child_state.tolist()
+    legend = Text(f"{num_shown} of {len(counts)} nodes drawn: ", "dim")
+    words = [
+        f"{mark} {counts.count(state)} {word}"
+        for state, (mark, _, word) in _LOOKS.items()
+        if state in counts
+    ]
+    return legend.append(", ".join(words))
+
+
+def _walk(sprout: _Sprout) -> list[_Sprout]:
+    found = [sprout]
+    for entry in found:
+        found += entry.children
+    return found
+
+
+def _prompt_text(prompt: object) -> str:
+    """Show a prompt of any kind: of chat messages the last."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[-1], dict):
+        return str(prompt[-1].get("content", ""))
+    return " ".join(map(str, prompt)) if isinstance(prompt, Sequence) else str(prompt)
+
+
+def _line(text: str) -> str:
+    """Keep a text on one line, its own line breaks shown as a sign."""
+    return text.strip().replace("\n", "⏎")
+
+
+def _percent(share: float) -> str:
+    if abs(share) < 1e-9:  # what rounding leaves of nothing
+        return "0%"
+    return f"{share:.1%}" if share >= 0.001 else "<0.1%"

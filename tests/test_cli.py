@@ -1,0 +1,386 @@
+"""The command line: in this process on a toy model, and a few runs as users start it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+
+import bestk
+from bestk.backends.toy import ToyBackend
+from bestk.cli import app, options
+from bestk.config import SearchConfig
+from bestk.viz.terminal import tree_view
+
+ROOT = Path(__file__).parent.parent
+WORDS = ["<end>", " red", " blue", " and", " sky"]
+ROWS = {
+    (): [0.0, 0.6, 0.4, 0.0, 0.0],
+    (1,): [0.5, 0.0, 0.0, 0.5, 0.0],
+    (2,): [0.3, 0.0, 0.0, 0.1, 0.6],
+    (3,): [0.0, 0.2, 0.8, 0.0, 0.0],
+    (4,): [0.9, 0.0, 0.0, 0.1, 0.0],
+}
+
+
+class Words:
+    """A tokenizer of five words; any text is the empty prompt's one token."""
+
+    chat_template: str | None = None
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        self.seen.append(text)
+        return {"input_ids": [0]}
+
+    def apply_chat_template(self, messages: Any, **_: Any) -> dict[str, list[int]]:
+        self.seen.append(messages)
+        return {"input_ids": [0]}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(WORDS[i] for i in ids if i or not skip_special_tokens)
+
+    def batch_decode(self, rows: list[list[int]], skip_special_tokens: bool = False) -> list[str]:
+        return [self.decode(ids, skip_special_tokens) for ids in rows]
+
+
+def toy(distribution: Callable[[tuple[int, ...]], Any] | None = None) -> bestk.LanguageModel:
+    table = ToyBackend.ngram({(0,): ROWS[()]} | ROWS, ROWS[()])
+    backend = ToyBackend(distribution or table.distribution, vocab_size=5)
+    return bestk.LanguageModel(backend, Words(), "toy")
+
+
+@pytest.fixture
+def lm(monkeypatch: pytest.MonkeyPatch) -> bestk.LanguageModel:
+    model = toy()
+    monkeypatch.setattr("bestk.load", lambda *_, **__: model)
+    return model
+
+
+SMALL = ("--beam-size", "2", "--max-new-tokens", "4", "--k", "2")
+
+
+def test_help_opens_with_an_example_that_runs(cli: Any, lm: bestk.LanguageModel) -> None:
+    for arguments in ((), ("--help",), ("-h",)):
+        code, out, _ = cli(*arguments)
+        assert code == 0
+        assert 'bestk generate "Name a colour' in out
+        assert "Search one prompt and show its ranked texts." in out
+    code, out, _ = cli("generate", "--help")
+    assert code == 0
+    assert 'bestk generate --raw --stop . "The best thing about dogs is"' in out
+    assert cli("generate", "--raw", "--stop", ".", "The best thing about dogs is")[0] == 0
+
+
+def test_version(cli: Any) -> None:
+    assert cli("--version") == (0, f"bestk {bestk.__version__}\n", "")
+
+
+def test_ranked_texts_and_summary(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, err = cli("generate", *SMALL, "colours")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    lines[-2] = lines[-2].split()[0]  # the time differs from run to run
+    assert lines == [
+        "1  -0.511  blue sky",  # ln(0.4 · 0.6 · 0.9) / 3
+        "2  -0.602  red",
+        "3  -0.658  red and blue",
+        "4  -0.877  red and red",
+        "5  -1.060  blue",
+        "",
+        "unique texts  5 of 5 completed, 5 too long",
+        "expansions    8 of 8 in 5 model calls (budget spent)",
+        "mass seen     73.8% completed, 4.0% open, 0% pruned, 22.2% too long",
+        "time",
+        "proven        4 texts: no other text is likelier",
+    ]
+
+
+def test_stream_prints_texts_in_the_order_found(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, _ = cli("generate", *SMALL, "--stream", "colours")
+    texts, _, summary = out.partition("\n\n")
+    assert code == 0
+    assert texts.splitlines() == [
+        "-0.602  red",
+        "-1.060  blue",
+        "-0.511  blue sky",
+        "-0.658  red and blue",
+        "-0.877  red and red",
+    ]
+    assert summary.startswith("unique texts  5 of 5")
+
+
+def test_progress_shows_in_a_terminal_only(
+    cli: Any, lm: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("generate", *SMALL, "colours")[2] == ""
+    monkeypatch.setattr(
+        "bestk.cli.terminal.stderr", lambda: Console(stderr=True, force_terminal=True, width=80)
+    )
+    code, out, err = cli("generate", *SMALL, "colours")
+    assert code == 0
+    assert "8 of 8 expansions, 5 texts" in err
+    assert "searching" not in out
+
+
+def test_num_texts_says_how_to_see_the_rest(cli: Any, lm: bestk.LanguageModel) -> None:
+    _, out, _ = cli("generate", *SMALL, "-n", "1", "colours")
+    assert out.splitlines()[:2] == ["1  -0.511  blue sky", "4 more: -n 5 shows all"]
+
+
+def test_json_has_exactly_the_documented_keys(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, err = cli("generate", *SMALL, "--json", "colours")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert list(data) == ["prompt", "hypotheses", "mass", "cost", "signature"]
+    assert data["prompt"] == "colours"
+    keys = ["text", "score", "log_prob", "num_tokens", "token_ids", "step"]
+    assert [list(entry) for entry in data["hypotheses"]] == [keys] * 5
+    assert list(data["mass"]) == ["completed", "frontier", "pruned", "truncated"]
+    assert list(data["cost"]) == ["expanded", "model_calls", "seconds"]
+    assert data["signature"].startswith("bestk|model:toy|k:2|b:2|T:4|")
+    assert data["hypotheses"][0]["text"] == " blue sky"
+    assert len(json.loads(cli("generate", *SMALL, "--json", "-n", "2", "x")[1])["hypotheses"]) == 2
+
+
+def test_output_saves_everything_whole(cli: Any, lm: Any, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    assert cli("generate", *SMALL, "--output", str(path), "colours")[0] == 0
+    result = bestk.SearchResult.from_json(path.read_text())
+    assert result.texts[:2] == [" blue sky", " red"]
+    assert result.tree is not None
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"], "a scratch file was left"
+
+
+def test_standard_input(cli: Any, lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\nlines\n"))
+    code, out, _ = cli("generate", *SMALL, "--json", "-")
+    assert code == 0
+    assert json.loads(out)["prompt"] == "two\nlines"
+    assert lm.tokenizer.seen == ["two\nlines"]
+
+
+def test_chat_models_get_chat_unless_raw(cli: Any, lm: Any) -> None:
+    lm.tokenizer.chat_template = "a template"
+    cli("generate", *SMALL, "hello")
+    cli("generate", *SMALL, "--system", "Be brief.", "hello")
+    cli("generate", *SMALL, "--raw", "hello")
+    user = {"role": "user", "content": "hello"}
+    assert lm.tokenizer.seen == [
+        [user],
+        [{"role": "system", "content": "Be brief."}, user],
+        "hello",
+    ]
+
+
+TREE = """\
+colours
+├── ● red  60.0%
+│   ├── ✔ <end>  50.0%  #2 -0.602
+│   └── ● and  50.0%
+│       ├── ● blue  80.0%
+│       │   ├── … sky  60.0%
+│       │   ├── ✔ <end>  30.0%  #3 -0.658
+│       │   └── … and  10.0%
+│       └── ● red  20.0%
+│           ├── ✔ <end>  50.0%  #4 -0.877
+│           └── … and  50.0%
+└── ● blue  40.0%
+    ├── ● sky  60.0%
+    │   ├── ✔ <end>  90.0%  #1 -0.511
+    │   └── ● and  10.0%
+    ├── ✔ <end>  30.0%  #5 -1.060
+    └── ○ and  10.0%
+
+16 of 18 nodes drawn: ● 7 expanded, ○ 1 open, ✔ 5 complete, … 5 too long
+
+1  -0.511  blue sky
+"""
+
+SMALL_TREE = """\
+colours
+├── ✔ red<end>  30.0%  #2 -0.602
+└── ✔ blue sky<end>  21.6%  #1 -0.511
+
+5 of 18 nodes drawn: ● 7 expanded, ○ 1 open, ✔ 5 complete, … 5 too long
+"""
+
+
+def test_tree_picture(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, _ = cli("generate", *SMALL, "--tree", "colours")
+    assert code == 0
+    assert out.startswith(TREE), out
+
+
+def test_a_large_tree_is_pruned_and_runs_are_joined() -> None:
+    result = bestk.search(toy(), "colours", k=2, beam_size=2, max_new_tokens=4)
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as captured:
+        console.print(tree_view(result, toy().tokens_text, max_lines=4))
+    assert captured.get() == SMALL_TREE
+
+
+BAD = {
+    ("generate", ""): "the prompt is empty",
+    ("generate", "  "): "the prompt is empty",
+    ("generate",): "Missing argument",
+    ("generate", "--k", "9", "--budget", "4", "x"): "k must be at most the budget of 4, got 9",
+    ("generate", "--k", "0", "x"): "k must be at least 1, got 0",
+    ("generate", "--beam-size", "0", "x"): "beam_size must be at least 1, got 0",
+    ("generate", "--max-new-tokens", "0", "x"): "max_new_tokens must be at least 1, got 0",
+    ("generate", "--max-frontier", "0", "x"): "max_frontier must be at least 1, got 0",
+    ("generate", "--min-prob", "1.5", "x"): "min_prob is a probability, from 0 to 1, got 1.5",
+    ("generate", "--min-prob", "nan", "x"): "min_prob must be finite, got nan",
+    ("generate", "--k", "many", "x"): "Invalid value for '--k'",
+    ("generate", "--num-texts", "0", "x"): "Invalid value for '--num-texts'",
+    (
+        "generate",
+        "--beamsize",
+        "3",
+        "x",
+    ): "unknown option '--beamsize': did you mean '--beam-size'?",
+    ("generate", "--scoring", "meen", "x"): "unknown scoring 'meen': did you mean 'mean'?",
+    ("generate", "--decay", "powr", "x"): "unknown decay 'powr': did you mean 'power'?",
+    ("generate", "--raw", "--system", "s", "x"): "--system needs chat formatting",
+    ("generate", "--system", "s", "x"): "has no chat template for a system text",
+    ("generate", "--stop-id", "77", "x"): "stop_ids go from 0 to 4, got 77",
+    ("generate", "--output", "/no/such/folder/x.json", "x"): "cannot write /no/such/folder/x.json",
+    ("generate", "--stream", "--json", "x"): "give it without --json",
+    ("genrate", "x"): "Did you mean 'generate'?",
+    ("--verbos",): "unknown option '--verbos'",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=" ".join)
+def test_bad_input_is_one_line_and_exit_code_2(cli: Any, lm: Any, arguments: Any) -> None:
+    code, _, err = cli(*arguments)
+    assert code == 2
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1, f"more than one line: {err}"
+    assert BAD[arguments] in err
+
+
+def test_unknown_model_and_dtype(cli: Any) -> None:
+    code, out, err = cli("generate", "--model", "smolm2", "x")
+    assert (code, out) == (2, "")
+    assert "unknown model 'smolm2': did you mean 'smollm2'?" in err
+    code, _, err = cli("generate", "--dtype", "float23", "--model", ".", "x")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "unknown dtype 'float23': did you mean 'float32'?" in err
+
+
+def test_prompt_too_long_and_no_tokenizer(cli: Any, lm: Any) -> None:
+    lm.backend.max_length = 4
+    code, _, err = cli("generate", *SMALL, "x")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the prompt has 1 tokens, at most 0 fit" in err
+    lm.tokenizer = None
+    code, _, err = cli("generate", *SMALL, "x")
+    assert code == 2
+    assert "model toy has no tokenizer" in err
+
+
+@pytest.mark.parametrize("fault", ["nan", "memory"])
+def test_a_search_that_breaks_off_prints_what_it_found(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def distribution(prefix: tuple[int, ...]) -> list[float]:
+        if len(prefix) < 4:
+            return ROWS[prefix[-1:] if prefix[-1] else ()]
+        if fault == "memory":
+            raise MemoryError
+        return [float("nan")] * 5
+
+    monkeypatch.setattr("bestk.load", lambda *_, **__: toy(distribution))
+    code, out, err = cli("generate", *SMALL, "x")
+    assert code == 2
+    assert out.startswith("1  -0.511  blue sky\n")
+    assert err.count("\n") == 1
+    expected = {"nan": "NaN or infinite logits at step", "memory": "out of memory on cpu"}
+    assert expected[fault] in err
+    mass = json.loads(cli("generate", *SMALL, "--json", "x")[1])["mass"]
+    assert abs(sum(mass.values()) - 1) < 1e-6, "what was being expanded is lost"
+
+
+def test_ctrl_c_keeps_what_was_found(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def distribution(prefix: tuple[int, ...]) -> list[float]:
+        if prefix == (0, 1, 3):
+            os.kill(os.getpid(), signal.SIGINT)
+        return ROWS[prefix[-1:] if prefix[-1] else ()]
+
+    monkeypatch.setattr("bestk.load", lambda *_, **__: toy(distribution))
+    before = signal.getsignal(signal.SIGINT)
+    code, out, err = cli("generate", "--json", "x")
+    assert (code, err) == (130, "")
+    data = json.loads(out)
+    assert [entry["text"] for entry in data["hypotheses"]] == [" blue sky", " red", " blue"]
+    assert abs(sum(data["mass"].values()) - 1) < 1e-6, "the step under way was not finished"
+    assert "(interrupted)" in cli("generate", "x")[1]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_ends_at_once(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def distribution(prefix: tuple[int, ...]) -> list[float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return ROWS[()]
+
+    monkeypatch.setattr("bestk.load", lambda *_, **__: toy(distribution))
+    assert cli("generate", "x") == (130, "", "")
+
+
+def test_every_setting_is_an_option_with_the_default_of_the_config() -> None:
+    command = typing.cast(Any, typer.main.get_command(app)).commands["generate"]
+    params = {param.name: param for param in command.params}
+    for field in dataclasses.fields(SearchConfig):
+        default = params[field.name].default
+        assert (tuple(default) if isinstance(default, list) else default) == field.default
+    assert set(options.HELP) == {field.name for field in dataclasses.fields(SearchConfig)}
+    assert params["model"].default == inspect.signature(bestk.load).parameters["name"].default
+
+
+def test_cli_reference_is_current() -> None:
+    from bestk.cli.reference import reference
+
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == reference(), "run: python -m bestk.cli.reference > docs/cli.md"
+
+
+def run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-X", "importtime", "-m", "bestk", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **settings)
+
+
+def test_help_is_light() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "bestk.cli" in loaded
+    assert not loaded & {"torch", "transformers", "numpy"}, "help must not wait for these"
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("smollm2")
+def test_embedded_model_from_a_pipe() -> None:
+    arguments = ("generate", "--json", "--beam-size", "3", "--max-new-tokens", "8", "--raw")
+    done = run(*arguments, "--stop", ".", "-", input="The capital of France is\n")
+    assert done.returncode == 0
+    data = json.loads(done.stdout)
+    assert data["prompt"] == "The capital of France is"
+    assert data["cost"]["expanded"] <= 24
+    assert any("Paris" in entry["text"] for entry in data["hypotheses"])
