@@ -11,8 +11,9 @@ from typing import Any, overload
 
 import torch
 
-from bestk.best_k import Searches, Step, run
+from bestk.best_k import Rule, Searches, Step, run
 from bestk.config import SearchConfig
+from bestk.constraints import constraints_of
 from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError, SearchInterrupted
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
 from bestk.record import TreeRecord
@@ -130,7 +131,11 @@ class Run:
         self.prompt_ids = [lm.encode(prompt) for prompt in self.prompts]
         for ids in self.prompt_ids:
             lm.check_length(ids, config.max_new_tokens)
-        rules = [StopStrings(config.stop, lm.decode, config.min_new_tokens)] if config.stop else []
+        constraints = constraints_of(config, lm)
+        rules: list[Rule] = [*constraints.rules]
+        if config.stop:
+            rules.append(StopStrings(config.stop, lm.decode, config.min_new_tokens))
+        self.shaper = constraints.shaper
         backend = lm.backend
         self.searches = Searches(
             config,
@@ -149,7 +154,7 @@ class Run:
         """Yield a Step for every model call. Breaks off with what was found, never without."""
         self.started = time.perf_counter()
         try:
-            session = self.lm.backend.start(self.prompt_ids, self.searches.room)
+            session = self.lm.backend.start(self.prompt_ids, self.searches.room, self.shaper)
             self._steps = run(session, self.searches)
             for step in self._steps:
                 self.seconds = time.perf_counter() - self.started
