@@ -5,6 +5,7 @@ Knows prompts, settings and results; the loop itself is in `best_k.py`, models i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
@@ -23,6 +24,8 @@ from bestk.stopping import StopStrings
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 
 DEFAULT_BATCH_SIZE = 8
+
+logger = logging.getLogger("bestk")
 
 
 @overload
@@ -223,7 +226,11 @@ def _search_chunk(
     under_way = Run(lm, prompts, config)
     for _ in under_way:
         pass
-    return under_way.results(keep_tree=keep_tree)
+    results = under_way.results(keep_tree=keep_tree)
+    for result in results:
+        if result.notice is not None:
+            logger.warning("%s", result.notice)
+    return results
 
 
 def _stream(under_way: Run) -> Iterator[Hypothesis]:

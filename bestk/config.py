@@ -214,7 +214,7 @@ def _phrases(value: Any) -> tuple[str, ...]:
     for phrase in phrases:
         if not all(form.strip() for form in phrase.split("|")):
             raise OptionError(
-                f"must_include must name a word or phrase, or several as 'one|other', got {phrase!r}"
+                f"must_include takes words and phrases, several forms as 'ran|runs', got {phrase!r}"
             )
     return phrases
 

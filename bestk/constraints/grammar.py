@@ -2,7 +2,8 @@
 
 The grammar is compiled once for a tokenizer; every node has its own matcher, a copy of its parent's
 that has read one more token. The tokens that a matcher rules out are forbidden before the model's
-distribution is renormalised, so probabilities are those of the model under the grammar.
+distribution is renormalised, so probabilities are those of the model under the grammar. For a JSON
+schema the grammar leads the way, and jsonschema has the last word on a finished document.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,24 +28,6 @@ if TYPE_CHECKING:
 
     from bestk.language_model import LanguageModel
 
-# Parts of JSON Schema that xgrammar reads over: a document could break them.
-_NOT_ENFORCED = frozenset(
-    {
-        "contains",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "else",
-        "if",
-        "maxContains",
-        "minContains",
-        "multipleOf",
-        "not",
-        "then",
-        "uniqueItems",
-    }
-)
-
 _compilers: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], GrammarCompiler]] = (
     weakref.WeakKeyDictionary()
 )
@@ -59,7 +43,13 @@ class GrammarShaper:
         special = {*getattr(lm.tokenizer, "all_special_ids", ()), *lm.backend.eos_ids}
         # Special ids leave no trace in the text, so those that complete a text end it here too.
         ends = sorted(special & {*lm.backend.eos_ids, *config.stop_ids})
+        if not ends:
+            raise OptionError(
+                f"{name} needs an id that ends a text, and model {lm.name} has none: give stop_ids"
+            )
         self.compiled = compile_grammar(name, getattr(config, name), lm, tuple(ends))
+        schema = config.json_schema
+        self.is_valid = None if schema is None else _validator(json.loads(schema))
         self.vocab_size = lm.backend.vocab_size
         device = lm.backend.device
         self.is_hidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
@@ -84,15 +74,16 @@ class GrammarShaper:
         width = (self.vocab_size + 31) // 32
         packed = torch.zeros(len(matchers), width, dtype=torch.int32)
         for index, matcher in enumerate(matchers):
-            if matcher is not None:
-                matcher.fill_next_token_bitmask(packed, index)
+            if matcher is not None and not matcher.fill_next_token_bitmask(packed, index):
+                packed[index] = -1  # every token may follow
         return self._unpack(packed.to(self.bits.device)) & ~self.is_hidden
 
     def is_met_by(self, text: str) -> bool:
-        """Say whether the grammar derives the whole text."""
+        """Say whether the grammar derives the whole text, and its schema holds for it."""
         matcher = _matcher(self.compiled)
         # An empty string is not something to accept: it is where every matcher begins.
-        return bool((not text or matcher.accept_string(text)) and matcher.is_completed())
+        is_whole = (not text or matcher.accept_string(text)) and matcher.is_completed()
+        return bool(is_whole) and (self.is_valid is None or self.is_valid(text))
 
     def _unpack(self, packed: Int[Tensor, "nodes words"]) -> Bool[Tensor, "nodes vocab"]:
         bits = (packed[..., None] >> self.bits) & 1  # [nodes, words, 32]
@@ -104,8 +95,6 @@ def compile_grammar(
 ) -> CompiledGrammar:
     """Compile a regex, JSON schema or EBNF grammar for a model's tokenizer, once."""
     compiler = _compiler(lm, ends)
-    if name == "json_schema":
-        _check_schema(json.loads(spec))
     try:
         if name == "regex":
             return compiler.compile_regex(spec)
@@ -121,9 +110,7 @@ def _compiler(lm: LanguageModel, ends: tuple[int, ...]) -> GrammarCompiler:
     try:
         import xgrammar
     except ImportError as error:
-        raise MissingExtraError(
-            "xgrammar is not installed: pip install 'bestk[constraints]'"
-        ) from error
+        raise _missing("xgrammar") from error
     known = _compilers.setdefault(lm.tokenizer, {})
     key = (lm.backend.vocab_size, *ends)
     if key not in known:
@@ -148,32 +135,33 @@ def _read(matcher: GrammarMatcher | None, token: int) -> GrammarMatcher | None:
     return copy if copy.accept_token(token) else None
 
 
-def _check_schema(schema: Any) -> None:
-    """Refuse what would be read over: better no document than one that breaks its schema."""
-    for keyword in _keywords(schema):
-        if keyword in _NOT_ENFORCED:
-            raise OptionError(
-                f"json_schema uses {keyword!r}, which is not enforced token by token: "
-                "leave it out, and check it in the texts that come back"
-            )
+def _validator(schema: Any) -> Callable[[str], bool]:
+    """Make a check of whole documents: xgrammar reads over some parts of JSON Schema."""
+    try:
+        import jsonschema
+        import referencing
+    except ImportError as error:
+        raise _missing("jsonschema") from error
+    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        where = "/".join(map(str, error.path)) or "the schema"
+        raise OptionError(f"json_schema is not a schema: {error.message} at {where}") from None
+    # A registry of its own keeps references to other files from being fetched.
+    check = kind(schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
+
+    def is_valid(text: str) -> bool:
+        try:
+            return bool(check.is_valid(json.loads(text)))
+        except json.JSONDecodeError:
+            return False
+
+    return is_valid
 
 
-def _keywords(schema: Any) -> set[str]:
-    """Collect the keywords of a schema and of those inside it, not the names of properties."""
-    if isinstance(schema, list):
-        return set().union(*map(_keywords, schema))
-    if not isinstance(schema, dict):
-        return set()
-    found = set(schema)
-    for keyword, value in schema.items():
-        if keyword in {"properties", "patternProperties", "$defs", "definitions"}:
-            inner = list(value.values()) if isinstance(value, dict) else []
-        elif keyword in {"const", "enum", "default", "examples"}:
-            continue
-        else:
-            inner = [value]
-        found |= _keywords(inner)
-    return found
+def _missing(package: str) -> MissingExtraError:
+    return MissingExtraError(f"{package} is not installed: pip install 'bestk[constraints]'")
 
 
 def _short(spec: str) -> str:
