@@ -47,9 +47,9 @@ class GrammarShaper:
             raise OptionError(
                 f"{name} needs an id that ends a text, and model {lm.name} has none: give stop_ids"
             )
-        self.compiled = compile_grammar(name, getattr(config, name), lm, tuple(ends))
         schema = config.json_schema
         self.is_valid = None if schema is None else _validator(json.loads(schema))
+        self.compiled = compile_grammar(name, getattr(config, name), lm, tuple(ends))
         self.vocab_size = lm.backend.vocab_size
         device = lm.backend.device
         self.is_hidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
