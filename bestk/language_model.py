@@ -50,8 +50,9 @@ class LanguageModel:
         """Turn a piece of text into the ids that a model would write it with, none if it cannot."""
         if self.tokenizer is None:
             words = text.split()
-            return [int(word) for word in words] if all(map(str.isdecimal, words)) else []
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = [int(word) for word in words] if all(map(str.isdecimal, words)) else []
+        else:
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         can_write = all(token != unknown and token < self.backend.vocab_size for token in ids)
         return ids if can_write else []

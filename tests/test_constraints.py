@@ -234,6 +234,13 @@ def test_unlikely_words_are_sought() -> None:
         )
 
 
+def test_a_word_that_no_token_can_write_is_reported() -> None:
+    toy = bestk.LanguageModel(random_toy(3, 6))
+    result = bestk.search(toy, [1], **CONSTRAINED, must_include=["99"])
+    assert not result.texts
+    assert str(result.notice).startswith("no text met must_include within")
+
+
 def test_without_seeking_the_bonus_still_works() -> None:
     class Listing(ToyBackend):
         takes_shaper = False
@@ -460,6 +467,7 @@ def test_a_dead_end_frees_its_slot(lm: bestk.LanguageModel) -> None:
     [
         ({"regex": "[ab]{9,}"}, "no text met regex within max_new_tokens=6, which cut"),
         ({"json_schema": {"type": "object", "required": ["x"]}}, "no text can meet json_schema"),
+        ({"must_include": ["é"]}, "no text met must_include within max_new_tokens=6"),
         ({"must_include": ["abcabcabc"]}, "no text met must_include within max_new_tokens=6"),
         ({"regex": "[ab]{5}", "budget": 5}, "no text met regex within the budget of 5 expansions"),
         ({"regex": "a", "must_include": ["b"]}, "no text can meet must_include and regex"),
