@@ -99,7 +99,7 @@ def compile_grammar(
         if name == "regex":
             return compiler.compile_regex(spec)
         if name == "json_schema":
-            # As json.dumps writes it: one layout, so two texts are two documents.
+            # As json.dumps writes it: no two texts that differ in white space alone.
             return compiler.compile_json_schema(spec, any_whitespace=False)
         return compiler.compile_grammar(spec)
     except (RuntimeError, ValueError) as error:
