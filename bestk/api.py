@@ -5,12 +5,14 @@ Knows prompts, settings and results; the loop itself is in `best_k.py`, models i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from bestk.best_k import Searches, Step, run
+from bestk.best_k import Rule, Searches, Step, run
 from bestk.config import SearchConfig
+from bestk.constraints import constraints_of
 from bestk.errors import (
     BestKError,
     ModelError,
@@ -20,11 +22,21 @@ from bestk.errors import (
     SearchInterrupted,
 )
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
-from bestk.many import encode_all, is_out_of_memory, out_of_memory, search_many, stop_rules
+from bestk.many import (
+    auto_batch_size,
+    check_batch_size,
+    encode_all,
+    is_out_of_memory,
+    out_of_memory,
+    search_many,
+    stop_rules,
+)
 from bestk.record import TreeRecord
 from bestk.result import Hypothesis, SearchResult, collect, completions
 
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
+
+logger = logging.getLogger("bestk")
 
 
 @overload
@@ -79,9 +91,15 @@ def search(
     nothing but the speed.
     """
     settings = SearchConfig.of(options, config)
-    if not is_batch(prompts):
-        return search_many(lm, [prompts], settings, batch_size=batch_size, keep_tree=keep_tree)[0]
-    return search_many(lm, prompts, settings, batch_size=batch_size, keep_tree=keep_tree)
+    every = list(prompts) if is_batch(prompts) else [prompts]
+    if settings.constraints:
+        results = _search_chunks(lm, every, settings, batch_size, keep_tree)
+    else:
+        results = search_many(lm, every, settings, batch_size=batch_size, keep_tree=keep_tree)
+    for result in results:
+        if result.notice is not None:
+            logger.warning("%s", result.notice)
+    return results if is_batch(prompts) else results[0]
 
 
 def best_first(
@@ -122,7 +140,9 @@ class Run:
         self.prompts = list(prompts)
         self.config = config
         self.prompt_ids = encode_all(lm, self.prompts, config)
-        self.searches = self._searches()
+        constraints = constraints_of(config, lm)
+        self.shaper = constraints.shaper
+        self.searches = self._searches([*constraints.rules, *stop_rules(lm, config)])
         self.started = time.perf_counter()
         self.seconds = 0.0
         self._seen = [(0, 0)] * len(self.prompts)  # slots and completions that `fresh` told of
@@ -132,7 +152,7 @@ class Run:
         """Yield a Step for every model call. Breaks off with what was found, never without."""
         self.started = time.perf_counter()
         try:
-            session = self.lm.backend.start(self.prompt_ids, self.searches.room)
+            session = self.lm.backend.start(self.prompt_ids, self.searches.room, self.shaper)
             self._steps = run(session, self.searches)
             for step in self._steps:
                 self.seconds = time.perf_counter() - self.started
@@ -179,7 +199,7 @@ class Run:
         if self._steps is not None:
             self._steps.close()  # type: ignore[attr-defined]
 
-    def _searches(self) -> Searches:
+    def _searches(self, rules: Sequence[Rule]) -> Searches:
         backend = self.lm.backend
         try:
             return Searches(
@@ -188,7 +208,7 @@ class Run:
                 vocab_size=backend.vocab_size,
                 eos_ids=backend.eos_ids,
                 device=backend.device,
-                rules=stop_rules(self.lm, self.config),
+                rules=rules,
             )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -203,6 +223,29 @@ class Run:
     ) -> OutOfMemoryError:
         message = out_of_memory(self.lm, self.config, len(self.prompts), expanded)
         return OutOfMemoryError(message, partial)
+
+
+def _search_chunks(
+    lm: LanguageModel,
+    prompts: Sequence[Any],
+    config: SearchConfig,
+    batch_size: int | str,
+    keep_tree: bool,
+) -> list[SearchResult]:
+    """Search prompts batch after batch, where every batch has rules and shapers of its own."""
+    ids = encode_all(lm, prompts, config)
+    size = check_batch_size(batch_size) or auto_batch_size(lm, config, ids)
+    results: list[SearchResult] = []
+    for start in range(0, len(prompts), size):
+        under_way = Run(lm, prompts[start : start + size], config)
+        try:
+            for _ in under_way:
+                pass
+        except SearchInterrupted as error:
+            error.partial = results + error.partial
+            raise
+        results += under_way.results(keep_tree=keep_tree)
+    return results
 
 
 def _stream(under_way: Run) -> Iterator[Hypothesis]:

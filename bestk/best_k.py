@@ -35,8 +35,15 @@ class Rule:
     """Judges children by more than their probability: stop strings, constraints on the text.
 
     `bar` speaks first, of all children that exist; then, of those that pass γ, `judge`. `is_stop`
-    marks the children whose token completes a text.
+    marks the children whose token completes a text. Children whose tokens the rule `wants` pass γ
+    whatever their probability; a session lists them if the rule is its `Seeker` too.
     """
+
+    num_wanted = 0  # the most tokens that `wants` names for a node
+
+    def wants(self, group: Group) -> Int[Tensor, "batch group wanted"] | None:
+        """Name `num_wanted` different tokens per node, −1 for none; None for none at all."""
+        return None
 
     def bar(
         self,
@@ -115,8 +122,9 @@ class Searches:
         self.batch = batch
         self.rules = tuple(rules)
         self.vocab_size = vocab_size
-        self.room = room(config, vocab_size)
-        self.tree = Tree(batch, self.room.capacity, self.room.depth, self.room.num_children, device)
+        self.room = room(config, vocab_size, sum(rule.num_wanted for rule in self.rules))
+        num_children = self.room.num_children + self.room.num_wanted
+        self.tree = Tree(batch, self.room.capacity, self.room.depth, num_children, device)
         self.powers = scoring.length_powers(config, device)
         self.frontier = Frontier(batch, config.max_frontier, scoring.decays(config, device), device)
         self.is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
@@ -220,7 +228,7 @@ class Searches:
         for rule in self.rules:
             barred = rule.bar(group, children, may_open, is_stop)
             may_open = may_open if barred is None else may_open & ~barred
-        passes = self._passes(children, may_open)
+        passes = self._passes(group, children, may_open)
         complete, bonus = self._judge(group, children, passes, is_stop)
         too_long = passes & ~complete & (depth >= self.config.max_new_tokens)
         opens = passes & ~complete & ~too_long
@@ -272,13 +280,18 @@ class Searches:
         return None
 
     def _passes(
-        self, children: Children, may_open: Bool[Tensor, "batch group children"]
+        self, group: Group, children: Children, may_open: Bool[Tensor, "batch group children"]
     ) -> Bool[Tensor, "batch group children"]:
         config = self.config
         threshold = math.log(config.min_prob) if config.min_prob > 0 else -math.inf
         # The children are sorted, so the running count is the rank among those that may open.
         is_among_best = may_open.cumsum(dim=2) <= config.min_children
-        return may_open & ((children.log_prob >= threshold) | is_among_best)
+        passes = (children.log_prob >= threshold) | is_among_best
+        for rule in self.rules:
+            wanted = rule.wants(group)
+            if wanted is not None:
+                passes = passes | (children.token[..., None] == wanted[..., None, :]).any(dim=-1)
+        return may_open & passes
 
     def _judge(
         self,
@@ -366,10 +379,12 @@ class Searches:
     ) -> None:
         """Raise the bound by the best child that was not opened, listed or not."""
         best = log_prob.masked_fill(~unopened, -math.inf).amax(dim=2)
-        if children.token.shape[2] < self.vocab_size:
-            # A token past the list is no likelier than the last one listed, nor than what is left.
+        if self.room.num_children < self.vocab_size:
+            # A token past the list is no likelier than the last of the likeliest, nor than what is
+            # left; wanted tokens come after those, and are as unlikely as they are.
             left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=0).log()
-            unseen = group.log_prob + torch.minimum(left, children.log_prob[..., -1])
+            last = children.log_prob[..., self.room.num_children - 1]
+            unseen = group.log_prob + torch.minimum(left, last)
             best = torch.maximum(best, unseen)
         best = best.masked_fill(~group.is_valid, -math.inf).amax(dim=1)
         self.pruned_bound.copy_(torch.maximum(self.pruned_bound, best))
@@ -411,11 +426,12 @@ class Searches:
         return reasons
 
 
-def room(config: SearchConfig, vocab_size: int) -> Room:
+def room(config: SearchConfig, vocab_size: int, num_wanted: int = 0) -> Room:
     """Derive from the settings how much a session must be ready for."""
     return Room(
         width=min(config.k, config.max_frontier),
         capacity=config.total_budget,
         depth=config.max_new_tokens,
         num_children=config.num_children(vocab_size),
+        num_wanted=num_wanted,
     )

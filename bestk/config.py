@@ -6,6 +6,8 @@ Knows the rules between settings. Touches neither disk, network nor torch.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ DECAYS = ("power", "log", "none")
 RANKINGS = ("mean", "sum", "score", "step")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_MODEL = "smollm2"
+GRAMMARS = ("regex", "json_schema", "grammar")
 
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
@@ -51,10 +54,17 @@ class SearchConfig:
     rank_by: str = "mean"  # order of the results
     stop_ids: tuple[int, ...] = ()  # token ids that complete a text, besides the model's EOS ids
     stop: tuple[str, ...] = ()  # strings that complete a text
+    must_include: tuple[str, ...] = ()  # words or phrases that every text holds; "ran|runs": either
+    include_bonus: float = 0.5  # added to the score for each of them that a node's text holds
+    regex: str | None = None  # every text matches it from start to end
+    json_schema: str | None = None  # every text is a JSON document of this schema; a dict will do
+    grammar: str | None = None  # every text derives from `root` of this EBNF grammar
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_ids", _tuple("stop_ids", self.stop_ids, int))
         object.__setattr__(self, "stop", _tuple("stop", self.stop, str))
+        object.__setattr__(self, "must_include", _phrases(self.must_include))
+        object.__setattr__(self, "json_schema", _json_text(self.json_schema))
         self._check_counts()
         self._check_reals()
         self._check_names()
@@ -90,6 +100,11 @@ class SearchConfig:
             return float(self.length_alpha)
         return {"mean": 1.0, "sum": 0.0, "last": None}[self.scoring]
 
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        """The names of the settings that say what a text must be."""
+        return tuple(name for name in ("must_include", *GRAMMARS) if getattr(self, name))
+
     def num_children(self, vocab_size: int) -> int:
         """Children worth asking the model for: at most 1/γ tokens have probability ≥ γ."""
         by_prob = math.floor(1 / self.min_prob + 1e-9) if self.min_prob > 0 else vocab_size
@@ -121,7 +136,8 @@ class SearchConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in told and value != field.default:
-                fields.append(f"{field.name.replace('_', '')}:{_plain(value)}")
+                shown = _digest(value) if field.name in GRAMMARS else _plain(value)
+                fields.append(f"{field.name.replace('_', '')}:{shown}")
         return "|".join(fields)
 
     def _check_counts(self) -> None:
@@ -138,7 +154,8 @@ class SearchConfig:
                 raise OptionError(f"{name} must be at least {minimum}, got {value}")
 
     def _check_reals(self) -> None:
-        for name in ("min_prob", "decay_weight", "decay_power", "length_alpha", "timeout"):
+        reals = ("min_prob", "decay_weight", "decay_power", "length_alpha", "timeout")
+        for name in (*reals, "include_bonus"):
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
@@ -157,6 +174,8 @@ class SearchConfig:
             )
         if self.timeout is not None and self.timeout <= 0:
             raise OptionError(f"timeout must be above 0 seconds, got {self.timeout}")
+        if self.include_bonus < 0:
+            raise OptionError(f"include_bonus must be at least 0, got {self.include_bonus}")
 
     def _check_names(self) -> None:
         for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):
@@ -168,6 +187,13 @@ class SearchConfig:
                 f"length_alpha={self.length_alpha:g} replaces the score, "
                 f"got scoring={self.scoring!r} too: give one of them"
             )
+        for name in GRAMMARS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise OptionError(f"{name} must be a text that is not empty, got {value!r}")
+        given = [name for name in GRAMMARS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise OptionError(f"{' and '.join(given)} exclude each other: give one of them")
 
 
 _OPTIONAL = {f.name for f in dataclasses.fields(SearchConfig) if f.default is None}
@@ -185,5 +211,38 @@ def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _phrases(value: Any) -> tuple[str, ...]:
+    phrases: tuple[str, ...] = _tuple("must_include", value, str)
+    for phrase in phrases:
+        if not all(form.strip() for form in phrase.split("|")):
+            raise OptionError(
+                f"must_include takes words and phrases, several forms as 'ran|runs', got {phrase!r}"
+            )
+    return phrases
+
+
+def _json_text(schema: Any) -> Any:
+    """Turn a schema given as a dict into text, and see that a text is JSON."""
+    if isinstance(schema, dict):
+        try:
+            return json.dumps(schema, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"json_schema must be plain JSON data: {error}") from None
+    if isinstance(schema, str):
+        try:
+            is_object = isinstance(json.loads(schema), dict)
+        except json.JSONDecodeError as error:
+            raise OptionError(f"json_schema must be JSON: {error}") from None
+        if not is_object:
+            raise OptionError(f"json_schema must be a JSON object, got {schema[:40]!r}")
+    return schema
+
+
 def _plain(value: Any) -> str:
-    return ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)
+    """Write a value without the bar that separates the fields of a signature."""
+    text = ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)
+    return text.replace("|", "/")
+
+
+def _digest(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()[:8]

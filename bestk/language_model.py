@@ -48,6 +48,17 @@ class LanguageModel:
             return self._ids(self._chat(prompt))
         raise PromptError(f"a prompt must be text, token ids or chat messages, got {prompt!r}")
 
+    def spell(self, text: str) -> list[int]:
+        """Turn a piece of text into the ids that a model would write it with, none if it cannot."""
+        if self.tokenizer is None:
+            words = text.split()
+            ids = [int(word) for word in words] if all(map(str.isdecimal, words)) else []
+        else:
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        can_write = all(token != unknown and token < self.backend.vocab_size for token in ids)
+        return ids if can_write else []
+
     def decode(self, sequences: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> list[str]:
         """Turn generated ids into texts, without special tokens, cut at the first stop string."""
         if self.tokenizer is None:

@@ -92,6 +92,7 @@ class SearchResult:
     num_completions: int  # before texts were merged
     num_truncated: int
     certified: int  # how many hypotheses are proven to be the model's likeliest
+    notice: str | None = None  # why there is no text at all, where there is none
     tree: TreeRecord | None = None
 
     @property
@@ -123,6 +124,7 @@ class SearchResult:
             "num_completions": self.num_completions,
             "num_truncated": self.num_truncated,
             "certified": self.certified,
+            "notice": self.notice,
         }
         if tree and self.tree is not None:
             data["tree"] = self.tree.to_json()
@@ -221,10 +223,35 @@ def collect(
                 num_completions=len(found),
                 num_truncated=num_truncated[row],
                 certified=sum(h.is_certified for h in merged),
+                notice=None
+                if merged
+                else emptiness(searches.config, reasons[row], num_truncated[row], bounds[row]),
                 tree=record if keep_tree else None,
             )
         )
     return results
+
+
+def emptiness(config: SearchConfig, stop_reason: str, num_truncated: int, bound: float) -> str:
+    """Say why a search found no text, and what would help.
+
+    >>> emptiness(SearchConfig(regex="a+"), "budget", 0, -1.0)
+    'no text met regex within the budget of 300 expansions: raise beam_size or budget'
+    """
+    names = " and ".join(config.constraints)
+    none = f"no text met {names}" if names else "no text was complete"
+    if stop_reason == "exhausted" and bound == -math.inf and not num_truncated:
+        can = f"can meet {names}" if names else "can be complete"
+        return f"no text {can}: every branch of the search came to a dead end"
+    if num_truncated:
+        where = f"within max_new_tokens={config.max_new_tokens}"
+        return f"{none} {where}, which cut {num_truncated} branches: raise it"
+    if stop_reason == "budget":
+        budget = config.total_budget
+        return f"{none} within the budget of {budget} expansions: raise beam_size or budget"
+    if stop_reason == "exhausted":
+        return f"{none} among children of at least min_prob={config.min_prob:g}: lower it"
+    return f"{none} before the search ended ({stop_reason})"
 
 
 def completions(
@@ -332,5 +359,6 @@ def _read(cls: type[SearchResult], data: dict[str, Any]) -> SearchResult:
         num_completions=data["num_completions"],
         num_truncated=data["num_truncated"],
         certified=data["certified"],
+        notice=data.get("notice"),
         tree=TreeRecord.from_json(data["tree"]) if "tree" in data else None,
     )

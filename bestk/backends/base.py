@@ -54,6 +54,7 @@ class Room:
     depth: int  # tokens from the root to the deepest node that is ever expanded
     num_children: int  # likeliest tokens to return per node
     prompt_size: int = 0  # tokens of the longest prompt to come, where that is known
+    num_wanted: int = 0  # places after them for tokens that a `Seeker` wants listed
 
 
 @runtime_checkable
@@ -64,6 +65,15 @@ class Shaper(Protocol):
         self, group: Group, log_probs: Float[Tensor, "batch group vocab"]
     ) -> Float[Tensor, "batch group vocab"]:
         """Return new log-probabilities; they need not be normalised, and −inf forbids a token."""
+        ...
+
+
+@runtime_checkable
+class Seeker(Shaper, Protocol):
+    """A shaper that also wants some tokens listed as children, however unlikely they are."""
+
+    def wants(self, group: Group) -> Int[Tensor, "batch group wanted"] | None:
+        """Name `Room.num_wanted` different tokens per node, −1 for none; None for none at all."""
         ...
 
 
@@ -129,7 +139,10 @@ def shaped_children(
     """Pick the children of a group from its logits, after the shaper if there is one."""
     if shaper is not None:
         logits = shaper(group, logits.float().log_softmax(dim=-1))
-    return top_children(logits, num_children)
+    children = top_children(logits, num_children)
+    if isinstance(shaper, Seeker) and (wanted := shaper.wants(group)) is not None:
+        children = with_wanted(children, normalised(logits), wanted)
+    return children
 
 
 def top_children(logits: Float[Tensor, "batch group vocab"], num_children: int) -> Children:
@@ -151,3 +164,28 @@ def top_children(logits: Float[Tensor, "batch group vocab"], num_children: int) 
     token = torch.cat([first, token[..., 1:]], dim=-1)
     total = logits.logsumexp(dim=-1, keepdim=True)
     return Children(token, value - total.masked_fill(total == -torch.inf, 0.0))
+
+
+def normalised(logits: Float[Tensor, "batch group vocab"]) -> Float[Tensor, "batch group vocab"]:
+    """Turn logits into log-probabilities; where every token is forbidden they all stay −inf."""
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    return logits - total.masked_fill(total == -torch.inf, 0.0)
+
+
+def with_wanted(
+    children: Children,
+    log_probs: Float[Tensor, "batch group vocab"],
+    wanted: Int[Tensor, "batch group wanted"],
+) -> Children:
+    """List wanted tokens after the likeliest ones, with their true log-probabilities, best first.
+
+    One that is listed already is not repeated: its place stays empty.
+    """
+    is_listed = (wanted[..., None] == children.token[..., None, :]).any(dim=-1)
+    value = log_probs.gather(-1, wanted.clamp(min=0))
+    value = value.masked_fill(is_listed | (wanted < 0), -torch.inf)
+    value, order = value.sort(dim=-1, descending=True, stable=True)
+    return Children(
+        torch.cat([children.token, wanted.gather(-1, order)], dim=-1),
+        torch.cat([children.log_prob, value], dim=-1),
+    )

@@ -10,7 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from bestk.backends.base import Children, Group, Room, Shaper
+from bestk.backends.base import (
+    Children,
+    Group,
+    Room,
+    Seeker,
+    Shaper,
+    normalised,
+    with_wanted,
+)
 from bestk.errors import ModelError
 
 Distribution = Sequence[float]
@@ -134,9 +142,10 @@ class ToySession:
         rows = [[self.backend.log_probs(prefix) for prefix in row] for row in prefixes]
         log_prob = torch.tensor(rows, dtype=torch.float64)  # [batch, group, vocab]
         if self.shaper is not None:
-            log_prob = self.shaper(group, log_prob)
-            total = log_prob.logsumexp(dim=-1, keepdim=True)
-            log_prob = log_prob - total.masked_fill(total == -torch.inf, 0.0)
+            log_prob = normalised(self.shaper(group, log_prob))
         # A stable sort of everything: equal probabilities come by lower id.
-        log_prob, token = log_prob.sort(dim=-1, descending=True, stable=True)
-        return Children(token[..., : self.num_children], log_prob[..., : self.num_children])
+        value, token = log_prob.sort(dim=-1, descending=True, stable=True)
+        children = Children(token[..., : self.num_children], value[..., : self.num_children])
+        if isinstance(self.shaper, Seeker) and (wanted := self.shaper.wants(group)) is not None:
+            children = with_wanted(children, log_prob, wanted)
+        return children
