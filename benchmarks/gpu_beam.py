@@ -3,8 +3,8 @@
     python benchmarks/gpu_beam.py --shapes llama-135m llama-1b llama-8b --json out.json
 
 Random weights in the shapes of known models, bfloat16, b = 10, T = 30, prompts of 300 tokens;
-median of 5 after warm-up, prefill included. Every method spends its whole budget: beam search may not end
-early, and best-k search opens the 20 likeliest children of every node.
+median of 5 after warm-up, prefill included. Every method spends its whole budget: beam search may
+not end early, and best-k search opens the 20 likeliest children of every node.
 """
 
 from __future__ import annotations
