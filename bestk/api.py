@@ -5,16 +5,20 @@ Knows prompts, settings and results; the loop itself is in `best_k.py`, models i
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import torch
 
-from bestk.best_k import Searches, Step, run
+from bestk.best_k import Rule, Searches, Step, run
 from bestk.config import SearchConfig
+from bestk.criteria import Criteria, absorb
 from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError, SearchInterrupted
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
+from bestk.processing.hooks import AllowedTokensFn, Hooks, shaping_steps
+from bestk.processing.prefixes import Contexts, Pipeline
 from bestk.record import TreeRecord
 from bestk.result import Hypothesis, SearchResult, collect, completions
 from bestk.stopping import StopStrings
@@ -67,22 +71,28 @@ def search(
     *,
     batch_size: int = DEFAULT_BATCH_SIZE,
     keep_tree: bool = True,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
     **options: Any,
 ) -> Any:
     """Run best-k search: one result for a prompt, a list of them for a list of prompts.
 
-    `options` are the fields of `SearchConfig`; where `config` is given too they change it.
+    `options` are the fields of `SearchConfig`; where `config` is given too they change it. The
+    processors and criteria are those of transformers' `generate`; each sees a node's own prefix.
     """
     settings = SearchConfig.of(options, config)
+    hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if not is_batch(prompts):
-        return _search_chunk(lm, [prompts], settings, keep_tree)[0]
+        return _search_chunk(lm, [prompts], settings, keep_tree, hooks)[0]
     results: list[SearchResult] = []
     for start in range(0, len(prompts), batch_size):
         try:
             chunk = prompts[start : start + batch_size]
-            results += _search_chunk(lm, list(chunk), settings, keep_tree)
+            shifted = dataclasses.replace(hooks, first=start)
+            results += _search_chunk(lm, list(chunk), settings, keep_tree, shifted)
         except SearchInterrupted as error:
             error.partial = results + error.partial
             raise
@@ -107,7 +117,14 @@ def best_first(
 
 
 def stream(
-    lm: LanguageModel, prompt: Prompt, config: SearchConfig | None = None, **options: Any
+    lm: LanguageModel,
+    prompt: Prompt,
+    config: SearchConfig | None = None,
+    *,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
+    **options: Any,
 ) -> Iterator[Hypothesis]:
     """Yield each text of one prompt as it completes; a text that comes again is not repeated.
 
@@ -115,23 +132,43 @@ def stream(
     """
     if is_batch(prompt):
         raise PromptError("stream takes one prompt: use search for a list of them")
-    under_way = Run(lm, [prompt], SearchConfig.of(options, config))
+    hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
+    under_way = Run(lm, [prompt], SearchConfig.of(options, config), hooks)
     return _stream(under_way)
 
 
 class Run:
     """A batch of searches under way: iterate it for the steps, ask it for what was found."""
 
-    def __init__(self, lm: LanguageModel, prompts: Sequence[Any], config: SearchConfig) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        prompts: Sequence[Any],
+        config: SearchConfig,
+        hooks: Hooks | None = None,
+    ) -> None:
         self.lm = lm
         self.prompts = list(prompts)
-        self.config = config
-        self._check_stop_ids()
+        self.hooks = hooks or Hooks()
         self.prompt_ids = [lm.encode(prompt) for prompt in self.prompts]
+        self.config, criteria = absorb(
+            config,
+            self.hooks.stopping_criteria,
+            [len(ids) for ids in self.prompt_ids],
+            has_text=lm.tokenizer is not None,
+        )
+        config = self.config
+        self._check_stop_ids()
         for ids in self.prompt_ids:
             lm.check_length(ids, config.max_new_tokens)
-        rules = [StopStrings(config.stop, lm.decode, config.min_new_tokens)] if config.stop else []
         backend = lm.backend
+        self.contexts = Contexts(backend.device, self.hooks.counted_length)
+        self.shaper = self._shaper()
+        rules: list[Rule] = []
+        if config.stop:
+            rules.append(StopStrings(config.stop, lm.decode, config.min_new_tokens))
+        if criteria:
+            rules.append(Criteria(criteria, self.contexts))
         self.searches = Searches(
             config,
             batch=len(self.prompts),
@@ -149,7 +186,10 @@ class Run:
         """Yield a Step for every model call. Breaks off with what was found, never without."""
         self.started = time.perf_counter()
         try:
-            session = self.lm.backend.start(self.prompt_ids, self.searches.room)
+            session = self.lm.backend.start(self.prompt_ids, self.searches.room, self.shaper)
+            # An encoder-decoder's texts follow on its decoder's prompt, which the session knows.
+            decoder_prompts = getattr(session, "decoder_prompts", self.prompt_ids)
+            self.contexts.fill(decoder_prompts, sources=self.prompt_ids)
             self._steps = run(session, self.searches)
             for step in self._steps:
                 self.seconds = time.perf_counter() - self.started
@@ -186,6 +226,7 @@ class Run:
             model=self.lm.name,
             seconds=self.seconds,
             keep_tree=keep_tree,
+            hooks=self.hooks.names,
         )
 
     def close(self) -> None:
@@ -195,6 +236,18 @@ class Run:
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         return self.lm.decode(sequences, self.config.stop)
+
+    def _shaper(self) -> Pipeline | None:
+        backend = self.lm.backend
+        steps = shaping_steps(
+            self.config,
+            self.hooks,
+            device=backend.device,
+            vocab_size=backend.vocab_size,
+            eos_ids=backend.eos_ids,
+            tokenizer=self.lm.tokenizer,
+        )
+        return Pipeline(self.contexts, steps) if steps else None
 
     def _check_stop_ids(self) -> None:
         size = self.lm.backend.vocab_size
@@ -213,9 +266,13 @@ class Run:
 
 
 def _search_chunk(
-    lm: LanguageModel, prompts: Sequence[Any], config: SearchConfig, keep_tree: bool
+    lm: LanguageModel,
+    prompts: Sequence[Any],
+    config: SearchConfig,
+    keep_tree: bool,
+    hooks: Hooks,
 ) -> list[SearchResult]:
-    under_way = Run(lm, prompts, config)
+    under_way = Run(lm, prompts, config, hooks)
     for _ in under_way:
         pass
     return under_way.results(keep_tree=keep_tree)

@@ -17,6 +17,9 @@ SCORINGS = ("mean", "sum", "last")
 DECAYS = ("power", "log", "none")
 RANKINGS = ("mean", "sum", "score", "step")
 
+_POSITIVE = ("temperature", "repetition_penalty", "encoder_repetition_penalty")
+_SHARES = ("top_p", "min_p")
+
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
 
@@ -50,9 +53,29 @@ class SearchConfig:
     stop_ids: tuple[int, ...] = ()  # token ids that complete a text, besides the model's EOS ids
     stop: tuple[str, ...] = ()  # strings that complete a text
 
+    # What shapes the model's probabilities before the search sees them; names are transformers'.
+    temperature: float = 1.0
+    top_k: int | None = None  # keep this many of the likeliest tokens
+    top_p: float | None = None  # keep the likeliest tokens that hold this share of probability
+    min_p: float | None = None  # keep tokens of this share of the likeliest one's probability
+    repetition_penalty: float = 1.0  # above 1: tokens of the prompt and the text get less likely
+    no_repeat_ngram_size: int | None = None  # no n-gram of this size comes twice, prompt included
+    encoder_repetition_penalty: float = 1.0  # above 1: tokens of the prompt get likelier
+    encoder_no_repeat_ngram_size: int | None = None  # no n-gram of this size comes from the prompt
+    bad_words: tuple[str, ...] = ()  # words that no text holds, as the tokenizer spells them
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that no text holds
+    suppress_tokens: tuple[int, ...] = ()  # token ids that no text holds
+    begin_suppress_tokens: tuple[int, ...] = ()  # token ids that no text begins with
+    forced_bos_token_id: int | None = None  # the first token of every text
+    forced_eos_token_id: tuple[int, ...] = ()  # the last token of a text of max_new_tokens
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_ids", _tuple("stop_ids", self.stop_ids, int))
         object.__setattr__(self, "stop", _tuple("stop", self.stop, str))
+        object.__setattr__(self, "bad_words", _tuple("bad_words", self.bad_words, str))
+        for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
+            object.__setattr__(self, name, _tuple(name, getattr(self, name), int))
+        object.__setattr__(self, "bad_words_ids", _tuples("bad_words_ids", self.bad_words_ids))
         self._check_counts()
         self._check_reals()
         self._check_names()
@@ -125,7 +148,8 @@ class SearchConfig:
     def _check_counts(self) -> None:
         least = {"k": 1, "beam_size": 1, "max_new_tokens": 1, "min_new_tokens": 0, "budget": 1}
         least |= {"min_children": 0, "max_children": 1, "max_frontier": 1}
-        least |= {"max_completions": 1, "certify": 1}
+        least |= {"max_completions": 1, "certify": 1, "top_k": 1, "no_repeat_ngram_size": 1}
+        least |= {"encoder_no_repeat_ngram_size": 1, "forced_bos_token_id": 0}
         for name, minimum in least.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -136,7 +160,8 @@ class SearchConfig:
                 raise OptionError(f"{name} must be at least {minimum}, got {value}")
 
     def _check_reals(self) -> None:
-        for name in ("min_prob", "decay_weight", "decay_power", "length_alpha", "timeout"):
+        names = ["min_prob", "decay_weight", "decay_power", "length_alpha", "timeout"]
+        for name in [*names, *_POSITIVE, *_SHARES]:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
@@ -155,6 +180,13 @@ class SearchConfig:
             )
         if self.timeout is not None and self.timeout <= 0:
             raise OptionError(f"timeout must be above 0 seconds, got {self.timeout}")
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise OptionError(f"{name} must be above 0, got {getattr(self, name)}: 1 is none")
+        for name in _SHARES:
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise OptionError(f"{name} must be above 0 and at most 1, got {value}")
 
     def _check_names(self) -> None:
         for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):
@@ -181,6 +213,14 @@ def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:
     if kind is str and "" in value:
         raise OptionError(f"{name} must not hold an empty string")
     return tuple(value)
+
+
+def _tuples(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise OptionError(f"{name} must be a list of lists of int, got {value!r}")
+    if any(not isinstance(item, Sequence) or not item for item in value):
+        raise OptionError(f"{name} must be a list of lists of int, none empty, got {value!r}")
+    return tuple(_tuple(name, item, int) for item in value)
 
 
 def _plain(value: Any) -> str:
