@@ -18,6 +18,7 @@ from bestk.version import __version__
 
 if TYPE_CHECKING:
     from bestk.api import Run, best_first, search, stream
+    from bestk.drop_in import generate
     from bestk.language_model import LanguageModel
     from bestk.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
@@ -29,6 +30,7 @@ _HOMES = {
     "SearchResult": "bestk.result",
     "best_first": "bestk.api",
     "from_transformers": "bestk.loading",
+    "generate": "bestk.drop_in",
     "load": "bestk.loading",
     "search": "bestk.api",
     "stream": "bestk.api",
@@ -44,6 +46,7 @@ __all__ = [
     "__version__",
     "best_first",
     "from_transformers",
+    "generate",
     "load",
     "search",
     "stream",

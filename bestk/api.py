@@ -163,6 +163,8 @@ class Run:
             lm.check_length(ids, config.max_new_tokens)
         backend = lm.backend
         self.contexts = Contexts(backend.device, self.hooks.counted_length)
+        given = self.hooks.eos_ids
+        self.eos_ids = backend.eos_ids if given is None else given
         self.shaper = self._shaper()
         rules: list[Rule] = []
         if config.stop:
@@ -173,7 +175,7 @@ class Run:
             config,
             batch=len(self.prompts),
             vocab_size=backend.vocab_size,
-            eos_ids=backend.eos_ids,
+            eos_ids=self.eos_ids,
             device=backend.device,
             rules=rules,
         )
@@ -244,7 +246,7 @@ class Run:
             self.hooks,
             device=backend.device,
             vocab_size=backend.vocab_size,
-            eos_ids=backend.eos_ids,
+            eos_ids=self.eos_ids,
             tokenizer=self.lm.tokenizer,
         )
         return Pipeline(self.contexts, steps) if steps else None

@@ -26,8 +26,9 @@ AllowedTokensFn = Callable[[int, Tensor], Iterable[int]]
 class Hooks:
     """Objects that see every node: as `generate` takes them.
 
-    `first` is the number of the first prompt among all that the caller gave; `counted_length` is
-    set by the drop-in alone: how long `generate` takes its padded prompts to be.
+    `first` is the number of the first prompt among all that the caller gave. The drop-in alone sets
+    `counted_length`, how long `generate` takes its padded prompts to be, and `eos_ids`, which then
+    replace the model's own.
     """
 
     logits_processor: Sequence[Any] = ()
@@ -35,6 +36,7 @@ class Hooks:
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None
     first: int = 0
     counted_length: int | None = None
+    eos_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("logits_processor", "stopping_criteria"):

@@ -262,6 +262,15 @@ class Normalise:
         return scores.sub_(total.masked_fill(total == -math.inf, 0.0))
 
 
+class RemoveInvalid:
+    """Makes NaN 0 and infinite scores finite, by `remove_invalid_values`."""
+
+    is_static = True
+
+    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+        return scores.nan_to_num_(nan=0.0)
+
+
 def _penalise(scores: Scores, seen: Int[Tensor, "batch group seen"], penalty: float) -> Scores:
     value = scores.gather(2, seen)
     return scores.scatter_(2, seen, torch.where(value < 0, value * penalty, value / penalty))

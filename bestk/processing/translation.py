@@ -22,7 +22,6 @@ ROW_WISE = frozenset(
     {
         "EpsilonLogitsWarper",
         "EtaLogitsWarper",
-        "InfNanRemoveLogitsProcessor",
         "TopHLogitsWarper",
         "TypicalLogitsWarper",
     }
@@ -117,6 +116,7 @@ _TRANSLATIONS: dict[str, Callable[[Any, Setting], Step | None]] = {
     "ForcedEOSTokenLogitsProcessor": lambda p, s: steps.Force(
         _ids(p.eos_token_id, s), s.device, at_length=p.max_length - 1
     ),
+    "InfNanRemoveLogitsProcessor": lambda p, s: steps.RemoveInvalid(),
     "LogitNormalization": lambda p, s: steps.Normalise(),
     "MinLengthLogitsProcessor": lambda p, s: steps.MinLength(
         p.min_length, _ids(p.eos_token_id, s), s.device
