@@ -30,7 +30,7 @@ VOCAB, EOS = 24, 0
 PROMPTS = [[3, 4, 5, 3, 4], [7], [9, 2, 9, 2, 9, 2, 11], [5, 6, 3]]
 OPTIONS: dict[str, Any] = {
     "k": 3,
-    "beam_size": 12,
+    "beam_size": 8,
     "max_new_tokens": 7,
     "min_prob": 0.02,
     "decay_weight": 0.3,
@@ -68,10 +68,12 @@ def walk(
 ) -> list[float]:
     """Score a text token by token as transformers' beam search would under the processors."""
     found = []
+    whole = torch.tensor([[*prompt, *text]])
+    with torch.no_grad():
+        log_probs = model(input_ids=whole).logits.log_softmax(-1)
     for end, token in enumerate(text):
-        ids = torch.tensor([[*prompt, *text[:end]]])
-        with torch.no_grad():
-            scores = model(input_ids=ids).logits[:, -1].log_softmax(-1)
+        ids = whole[:, : len(prompt) + end]
+        scores = log_probs[:, len(prompt) + end - 1].clone()
         for processor in processors:
             scores = processor(ids, scores)
         found.append(float(scores.log_softmax(-1)[0, token]))
