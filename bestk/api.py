@@ -154,7 +154,7 @@ class Run:
         self.config, criteria = absorb(
             config,
             self.hooks.stopping_criteria,
-            [len(ids) for ids in self.prompt_ids],
+            [len(getattr(lm.backend, "decoder_prompt", ids)) for ids in self.prompt_ids],
             has_text=lm.tokenizer is not None,
         )
         config = self.config
@@ -191,7 +191,8 @@ class Run:
             session = self.lm.backend.start(self.prompt_ids, self.searches.room, self.shaper)
             # An encoder-decoder's texts follow on its decoder's prompt, which the session knows.
             decoder_prompts = getattr(session, "decoder_prompts", self.prompt_ids)
-            self.contexts.fill(decoder_prompts, sources=self.prompt_ids)
+            sources = [ids if isinstance(ids, list) else [] for ids in self.prompt_ids]
+            self.contexts.fill(decoder_prompts, sources)
             self._steps = run(session, self.searches)
             for step in self._steps:
                 self.seconds = time.perf_counter() - self.started

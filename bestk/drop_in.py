@@ -146,9 +146,10 @@ class _Request:
             backend = from_transformers(self.model).backend
             self.model.__dict__["_bestk_backend"] = backend
         if self.is_encoder_decoder:
-            backend = encoded_backend(
+            backend = EncodedBackend(
                 backend,
-                self.kwargs["encoder_outputs"].last_hidden_state[:: self.repeats],
+                self.kwargs["encoder_outputs"],
+                self.repeats,
                 self._mask(),
                 self.input_ids[:: self.repeats].tolist(),
             )
@@ -239,31 +240,35 @@ class _Request:
 
 
 class EncodedBackend:
-    """An encoder-decoder whose sources are encoded already; texts follow on given decoder ids."""
+    """An encoder-decoder whose sources `generate` has encoded; texts follow on given decoder ids."""
 
     def __init__(
-        self, backend: Any, hidden: Tensor, mask: Tensor | None, decoder_prompts: list[list[int]]
+        self,
+        backend: Any,
+        encoder_outputs: Any,
+        repeats: int,
+        mask: Tensor | None,
+        decoder_prompts: list[list[int]],
     ) -> None:
         self.backend = backend
-        self.hidden = hidden
+        hidden = encoder_outputs.last_hidden_state[::repeats]
+        self.encoder_outputs = type(encoder_outputs)(last_hidden_state=hidden)
         self.mask = mask
         self.decoder_prompts = decoder_prompts
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
 
+    @property
+    def decoder_prompt(self) -> list[int]:
+        """Return the decoder ids of the first source: all have one length."""
+        return self.decoder_prompts[0]
+
     def start(self, prompts: Sequence[Any], room: Any, shaper: Any = None) -> Any:
         """Open a session over what was encoded; the sources themselves are not read again."""
         return self.backend.start_encoded(
-            prompts[0], self.hidden, self.mask, self.decoder_prompts, room, shaper
+            prompts[0], self.encoder_outputs, self.mask, self.decoder_prompts, room, shaper
         )
-
-
-def encoded_backend(
-    backend: Any, hidden: Tensor, mask: Tensor | None, decoder_prompts: list[list[int]]
-) -> Any:
-    """Let a search start from the encoder's output that `generate` has computed."""
-    return EncodedBackend(backend, hidden, mask, decoder_prompts)
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
