@@ -240,7 +240,7 @@ class _Request:
 
 
 class EncodedBackend:
-    """An encoder-decoder whose sources `generate` has encoded; texts follow on given decoder ids."""
+    """An encoder-decoder whose sources `generate` has encoded; texts follow its decoder ids."""
 
     def __init__(
         self,

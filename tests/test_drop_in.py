@@ -519,3 +519,36 @@ def test_smollm2_with_stop_strings(smollm2: bestk.LanguageModel) -> None:
     texts = tokenizer.batch_decode(output, skip_special_tokens=True)
     assert any("Paris" in text for text in texts)
     assert all(text.count(".") == 1 and text.endswith(".") for text in texts if text)
+
+
+def blocks_of_page() -> dict[str, list[str]]:
+    """Return the Python code of the docs page, by heading."""
+    found: dict[str, list[str]] = {}
+    page = (ROOT / "docs" / "from-beam-search.md").read_text()
+    for section in page.split("\n## ")[1:]:
+        heading, _, body = section.partition("\n")
+        found[heading] = [part.split("```")[0] for part in body.split("```python\n")[1:]]
+    return found
+
+
+@pytest.mark.model
+def test_page_runs(smollm2: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, model = smollm2.tokenizer, smollm2.backend.checkpoint.model
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: tokenizer)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda _: model)
+    monkeypatch.setattr(tokenizer, "padding_side", "left")
+    blocks = blocks_of_page()
+    before, after = blocks["A decoder-only model"]
+    scope: dict[str, Any] = {}
+    exec(before, scope)
+    beams = scope["output"]
+    exec(after, scope)
+    assert len(scope["texts"]) == len(beams) == 20
+    exec(blocks["With scores"][0], scope)
+    assert scope["output"].sequences_scores.shape == (20,)
+    exec(blocks["Options"][0], scope)
+    texts = tokenizer.batch_decode(scope["output"][:, scope["inputs"]["input_ids"].shape[1] :])
+    assert len(texts) == 10
+    assert not any("friend" in text for text in texts)
+    exec(blocks["Processors and stopping criteria"][0], scope)
+    assert scope["result"].texts

@@ -93,7 +93,7 @@ def walk(model: Any, row: int, ids: torch.Tensor, processors: list[Any]) -> list
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "forced tokens": {"forced_bos_token_id": 11, "forced_eos_token_id": EOS},
-    "min_length": {"min_length": 4},
+    "min_length": {"min_length": 4, "forced_eos_token_id": EOS},
     "repetition": {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2},
     "beams": {"num_beams": 4, "num_return_sequences": 3},
 }
@@ -214,3 +214,26 @@ def test_search_sees_the_decoders_prompt() -> None:
     assert result.hypotheses
     for hypothesis in result.hypotheses:
         assert not set(hypothesis.token_ids) & (set(source) - {EOS})
+
+
+def test_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_drop_in import blocks_of_page
+
+    class Tokenizer:
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, torch.Tensor]:
+            assert len(texts) == len(SOURCES)
+            return {"input_ids": SOURCES, "attention_mask": MASK}
+
+        def batch_decode(self, rows: torch.Tensor, skip_special_tokens: bool) -> list[str]:
+            return [" ".join(map(str, row)) for row in rows.tolist()]
+
+    model = tiny("bart")
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: Tokenizer())
+    monkeypatch.setattr("transformers.AutoModelForSeq2SeqLM.from_pretrained", lambda _: model)
+    before, after = blocks_of_page()["An encoder-decoder"]
+    scope: dict[str, Any] = {}
+    exec(before, scope)
+    assert len(scope["summaries"]) == 20
+    exec(after, scope)
+    assert len(scope["summaries"]) == 20
+    assert scope["output"][0, 0] == EOS
