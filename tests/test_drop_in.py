@@ -533,7 +533,18 @@ def blocks_of_page() -> dict[str, list[str]]:
 
 @pytest.mark.model
 def test_page_runs(smollm2: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, model = smollm2.tokenizer, smollm2.backend.checkpoint.model
+    """The page's code as it stands, on a tiny model with the real tokenizer."""
+    tokenizer = smollm2.tokenizer
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config).eval()
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: tokenizer)
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda _: model)
     monkeypatch.setattr(tokenizer, "padding_side", "left")
@@ -545,10 +556,8 @@ def test_page_runs(smollm2: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
     exec(after, scope)
     assert len(scope["texts"]) == len(beams) == 20
     exec(blocks["With scores"][0], scope)
-    assert scope["output"].num_found.tolist() == [10, 10]
+    assert scope["output"].num_found.shape == (2,)
     exec(blocks["Options"][0], scope)
-    texts = tokenizer.batch_decode(scope["output"][:, scope["inputs"]["input_ids"].shape[1] :])
-    assert len(texts) == 10
-    assert not any("Paris" in text for text in texts)
+    assert len(scope["output"]) == 10
     exec(blocks["Processors and stopping criteria"][0], scope)
-    assert scope["result"].texts
+    assert "|hooks:MinPLogitsWarper,StopStringCriteria|" in scope["result"].signature
