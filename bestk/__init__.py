@@ -17,18 +17,21 @@ from bestk.errors import BestKError
 from bestk.version import __version__
 
 if TYPE_CHECKING:
-    from bestk.api import Run, best_first, search, stream
+    from bestk.api import best_first, search, stream
+    from bestk.drop_in import generate
     from bestk.language_model import LanguageModel
     from bestk.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
+    from bestk.run import Run
 
 _HOMES = {
     "Hypothesis": "bestk.result",
     "LanguageModel": "bestk.language_model",
-    "Run": "bestk.api",
+    "Run": "bestk.run",
     "SearchResult": "bestk.result",
     "best_first": "bestk.api",
     "from_transformers": "bestk.loading",
+    "generate": "bestk.drop_in",
     "load": "bestk.loading",
     "search": "bestk.api",
     "stream": "bestk.api",
@@ -44,6 +47,7 @@ __all__ = [
     "__version__",
     "best_first",
     "from_transformers",
+    "generate",
     "load",
     "search",
     "stream",

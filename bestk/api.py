@@ -1,38 +1,24 @@
-"""Text in, ranked texts out: `search`, `stream`, and `Run`, the search under way that both consume.
+"""Text in, ranked texts out: `search`, `best_first` and `stream`.
 
-Knows prompts, settings and results; the loop itself is in `best_k.py`, models in the backends.
+Knows prompts, settings and results; a search under way is in `run.py`, many prompts in `many.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from bestk.best_k import Rule, Searches, Step, run
 from bestk.config import SearchConfig
-from bestk.constraints import constraints_of
-from bestk.errors import (
-    BestKError,
-    ModelError,
-    OptionError,
-    OutOfMemoryError,
-    PromptError,
-    SearchInterrupted,
-)
+from bestk.errors import OptionError, PromptError, SearchInterrupted
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
-from bestk.many import (
-    auto_batch_size,
-    check_batch_size,
-    encode_all,
-    is_out_of_memory,
-    out_of_memory,
-    search_many,
-    stop_rules,
-)
-from bestk.record import TreeRecord
-from bestk.result import Hypothesis, SearchResult, collect, completions
+from bestk.many import auto_batch_size, check_batch_size, encode_all, search_many
+from bestk.processing.hooks import AllowedTokensFn, Hooks
+from bestk.result import Hypothesis, SearchResult
+from bestk.run import Run
+
+logger = logging.getLogger("bestk")
 
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 
@@ -73,8 +59,6 @@ def search(
     keep_tree: bool = True,
     **options: Any,
 ) -> Any: ...
-
-
 def search(
     lm: LanguageModel,
     prompts: Prompt | Batch,
@@ -82,18 +66,23 @@ def search(
     *,
     batch_size: int | str = "auto",
     keep_tree: bool = True,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
     **options: Any,
 ) -> Any:
     """Run best-k search: one result for a prompt, a list of them for a list of prompts.
 
     `options` are the fields of `SearchConfig`; where `config` is given too they change it.
     `batch_size` prompts are searched side by side, by default as many as memory allows; it changes
-    nothing but the speed.
+    nothing but the speed. The processors and criteria are those of transformers' `generate`; each
+    sees a node's own prefix.
     """
     settings = SearchConfig.of(options, config)
+    hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
     every = list(prompts) if is_batch(prompts) else [prompts]
-    if settings.constraints:
-        results = _search_chunks(lm, every, settings, batch_size, keep_tree)
+    if settings.constraints or settings.is_shaped or hooks != Hooks():
+        results = _search_chunks(lm, every, settings, batch_size, keep_tree, hooks)
     else:
         results = search_many(lm, every, settings, batch_size=batch_size, keep_tree=keep_tree)
     for result in results:
@@ -120,7 +109,14 @@ def best_first(
 
 
 def stream(
-    lm: LanguageModel, prompt: Prompt, config: SearchConfig | None = None, **options: Any
+    lm: LanguageModel,
+    prompt: Prompt,
+    config: SearchConfig | None = None,
+    *,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
+    **options: Any,
 ) -> Iterator[Hypothesis]:
     """Yield each text of one prompt as it completes; a text that comes again is not repeated.
 
@@ -128,124 +124,8 @@ def stream(
     """
     if is_batch(prompt):
         raise PromptError("stream takes one prompt: use search for a list of them")
-    under_way = Run(lm, [prompt], SearchConfig.of(options, config))
-    return _stream(under_way)
-
-
-class Run:
-    """A batch of searches under way: iterate it for the steps, ask it for what was found."""
-
-    def __init__(self, lm: LanguageModel, prompts: Sequence[Any], config: SearchConfig) -> None:
-        self.lm = lm
-        self.prompts = list(prompts)
-        self.config = config
-        self.prompt_ids = encode_all(lm, self.prompts, config)
-        constraints = constraints_of(config, lm)
-        self.shaper = constraints.shaper
-        self.searches = self._searches([*constraints.rules, *stop_rules(lm, config)])
-        self.started = time.perf_counter()
-        self.seconds = 0.0
-        self._seen = [(0, 0)] * len(self.prompts)  # slots and completions that `fresh` told of
-        self._steps: Iterator[Step] | None = None
-
-    def __iter__(self) -> Iterator[Step]:
-        """Yield a Step for every model call. Breaks off with what was found, never without."""
-        self.started = time.perf_counter()
-        try:
-            session = self.lm.backend.start(self.prompt_ids, self.searches.room, self.shaper)
-            self._steps = run(session, self.searches)
-            for step in self._steps:
-                self.seconds = time.perf_counter() - self.started
-                yield step
-            complaint = self.searches.complaint({row: row for row in range(len(self.prompts))})
-            if complaint is not None:
-                raise ModelError(complaint)
-        except (BestKError, RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                expanded = int(self.searches.tree.count.max())
-                raise self._out_of_memory(expanded, self.results()) from error
-            if not isinstance(error, BestKError) or self._steps is None:
-                raise
-            raise SearchInterrupted(str(error), self.results()) from error
-        finally:
-            self.close()
-
-    def fresh(self) -> list[list[Hypothesis]]:
-        """Return, for every prompt, the texts completed since the last call."""
-        counts = self.searches.tree.count.tolist()
-        totals = self.searches.num_completions.tolist()
-        found: list[list[Hypothesis]] = [[] for _ in counts]
-        for row, (slot, total) in enumerate(self._seen):
-            if totals[row] > total:
-                (record,) = TreeRecord.of(self.searches.tree, [row])
-                bound = float("inf")  # nothing is certain while the search goes on
-                found[row] = completions(record, self.config, bound, self._decode, since=slot)
-        self._seen = list(zip(counts, totals, strict=True))
-        return found
-
-    def results(self, *, keep_tree: bool = True) -> list[SearchResult]:
-        """Return a result for every prompt, whether or not its search has ended."""
-        return collect(
-            self.searches,
-            prompts=dict(enumerate(self.prompts)),
-            decode=self._decode,
-            model=self.lm.name,
-            seconds=self.seconds,
-            keep_tree=keep_tree,
-        )
-
-    def close(self) -> None:
-        """End the searches and free the model's memory of them."""
-        if self._steps is not None:
-            self._steps.close()  # type: ignore[attr-defined]
-
-    def _searches(self, rules: Sequence[Rule]) -> Searches:
-        backend = self.lm.backend
-        try:
-            return Searches(
-                self.config,
-                batch=len(self.prompts),
-                vocab_size=backend.vocab_size,
-                eos_ids=backend.eos_ids,
-                device=backend.device,
-                rules=rules,
-            )
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise self._out_of_memory(expanded=0) from error
-
-    def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        return self.lm.decode(sequences, self.config.stop)
-
-    def _out_of_memory(
-        self, expanded: int, partial: list[SearchResult] | None = None
-    ) -> OutOfMemoryError:
-        message = out_of_memory(self.lm, self.config, len(self.prompts), expanded)
-        return OutOfMemoryError(message, partial)
-
-
-def _search_chunks(
-    lm: LanguageModel,
-    prompts: Sequence[Any],
-    config: SearchConfig,
-    batch_size: int | str,
-    keep_tree: bool,
-) -> list[SearchResult]:
-    """Search prompts batch after batch, where every batch has rules and shapers of its own."""
-    ids = encode_all(lm, prompts, config)
-    size = check_batch_size(batch_size) or auto_batch_size(lm, config, ids)
-    results: list[SearchResult] = []
-    for start in range(0, len(prompts), size):
-        under_way = Run(lm, prompts[start : start + size], config)
-        try:
-            for _ in under_way:
-                pass
-        except SearchInterrupted as error:
-            error.partial = results + error.partial
-            raise
-        results += under_way.results(keep_tree=keep_tree)
-    return results
+    hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
+    return _stream(Run(lm, [prompt], SearchConfig.of(options, config), hooks))
 
 
 def _stream(under_way: Run) -> Iterator[Hypothesis]:
@@ -259,3 +139,28 @@ def _stream(under_way: Run) -> Iterator[Hypothesis]:
                     yield hypothesis
     finally:
         steps.close()  # type: ignore[attr-defined]
+
+
+def _search_chunks(
+    lm: LanguageModel,
+    prompts: Sequence[Any],
+    config: SearchConfig,
+    batch_size: int | str,
+    keep_tree: bool,
+    hooks: Hooks,
+) -> list[SearchResult]:
+    """Search prompts batch after batch, where every batch has rules and shapers of its own."""
+    ids = encode_all(lm, prompts, config)
+    size = check_batch_size(batch_size) or auto_batch_size(lm, config, ids)
+    results: list[SearchResult] = []
+    for start in range(0, len(prompts), size):
+        shifted = dataclasses.replace(hooks, first=start)
+        under_way = Run(lm, prompts[start : start + size], config, shifted)
+        try:
+            for _ in under_way:
+                pass
+        except SearchInterrupted as error:
+            error.partial = results + error.partial
+            raise
+        results += under_way.results(keep_tree=keep_tree)
+    return results

@@ -22,6 +22,25 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_MODEL = "smollm2"
 GRAMMARS = ("regex", "json_schema", "grammar")
 
+SHAPING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size",
+    "bad_words",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+_POSITIVE = ("temperature", "repetition_penalty", "encoder_repetition_penalty")
+_SHARES = ("top_p", "min_p")
+
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
 
@@ -60,11 +79,31 @@ class SearchConfig:
     json_schema: str | None = None  # every text is a JSON document of this schema; a dict will do
     grammar: str | None = None  # every text derives from `root` of this EBNF grammar
 
+    # What shapes the model's probabilities before the search sees them; names are transformers'.
+    temperature: float = 1.0
+    top_k: int | None = None  # keep this many of the likeliest tokens
+    top_p: float | None = None  # keep the likeliest tokens that hold this share of probability
+    min_p: float | None = None  # keep tokens of this share of the likeliest one's probability
+    repetition_penalty: float = 1.0  # above 1: tokens of the prompt and the text get less likely
+    no_repeat_ngram_size: int | None = None  # no n-gram of this size comes twice, prompt included
+    encoder_repetition_penalty: float = 1.0  # above 1: tokens of the prompt get likelier
+    encoder_no_repeat_ngram_size: int | None = None  # no n-gram of this size comes from the prompt
+    bad_words: tuple[str, ...] = ()  # words that no text holds, as the tokenizer spells them
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that no text holds
+    suppress_tokens: tuple[int, ...] = ()  # token ids that no text holds
+    begin_suppress_tokens: tuple[int, ...] = ()  # token ids that no text begins with
+    forced_bos_token_id: int | None = None  # the first token of every text
+    forced_eos_token_id: tuple[int, ...] = ()  # the last token of a text of max_new_tokens
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_ids", _tuple("stop_ids", self.stop_ids, int))
         object.__setattr__(self, "stop", _tuple("stop", self.stop, str))
         object.__setattr__(self, "must_include", _phrases(self.must_include))
         object.__setattr__(self, "json_schema", _json_text(self.json_schema))
+        object.__setattr__(self, "bad_words", _tuple("bad_words", self.bad_words, str))
+        for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
+            object.__setattr__(self, name, _tuple(name, getattr(self, name), int))
+        object.__setattr__(self, "bad_words_ids", _tuples("bad_words_ids", self.bad_words_ids))
         self._check_counts()
         self._check_reals()
         self._check_names()
@@ -92,6 +131,12 @@ class SearchConfig:
     def total_budget(self) -> int:
         """Node expansions that the search may spend, the root's included."""
         return self.beam_size * self.max_new_tokens if self.budget is None else self.budget
+
+    @property
+    def is_shaped(self) -> bool:
+        """Say whether any setting changes the model's probabilities."""
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        return any(getattr(self, name) != fields[name] for name in SHAPING)
 
     @property
     def alpha(self) -> float | None:
@@ -143,7 +188,8 @@ class SearchConfig:
     def _check_counts(self) -> None:
         least = {"k": 1, "beam_size": 1, "max_new_tokens": 1, "min_new_tokens": 0, "budget": 1}
         least |= {"min_children": 0, "max_children": 1, "max_frontier": 1}
-        least |= {"max_completions": 1, "certify": 1}
+        least |= {"max_completions": 1, "certify": 1, "top_k": 1, "no_repeat_ngram_size": 1}
+        least |= {"encoder_no_repeat_ngram_size": 1, "forced_bos_token_id": 0}
         for name, minimum in least.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -154,8 +200,8 @@ class SearchConfig:
                 raise OptionError(f"{name} must be at least {minimum}, got {value}")
 
     def _check_reals(self) -> None:
-        reals = ("min_prob", "decay_weight", "decay_power", "length_alpha", "timeout")
-        for name in (*reals, "include_bonus"):
+        reals = ["min_prob", "decay_weight", "decay_power", "length_alpha", "timeout"]
+        for name in [*reals, "include_bonus", *_POSITIVE, *_SHARES]:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
@@ -176,6 +222,13 @@ class SearchConfig:
             raise OptionError(f"timeout must be above 0 seconds, got {self.timeout}")
         if self.include_bonus < 0:
             raise OptionError(f"include_bonus must be at least 0, got {self.include_bonus}")
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise OptionError(f"{name} must be above 0, got {getattr(self, name)}: 1 is none")
+        for name in _SHARES:
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise OptionError(f"{name} must be above 0 and at most 1, got {value}")
 
     def _check_names(self) -> None:
         for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):
@@ -236,6 +289,14 @@ def _json_text(schema: Any) -> Any:
         if not is_object:
             raise OptionError(f"json_schema must be a JSON object, got {schema[:40]!r}")
     return schema
+
+
+def _tuples(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise OptionError(f"{name} must be a list of lists of int, got {value!r}")
+    if any(not isinstance(item, Sequence) or not item for item in value):
+        raise OptionError(f"{name} must be a list of lists of int, none empty, got {value!r}")
+    return tuple(_tuple(name, item, int) for item in value)
 
 
 def _plain(value: Any) -> str:

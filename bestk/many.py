@@ -133,14 +133,19 @@ class _Job:
 
 def encode_all(lm: LanguageModel, prompts: Sequence[Any], config: SearchConfig) -> list[list[int]]:
     """Turn prompts into ids, and refuse what cannot be searched before anything is."""
+    encoded = [lm.encode(prompt) for prompt in prompts]
+    check_prompts(lm, encoded, config)
+    return encoded
+
+
+def check_prompts(lm: LanguageModel, ids: Sequence[Any], config: SearchConfig) -> None:
+    """Refuse prompts that leave no room for a text, and stop ids that do not exist."""
     size = lm.backend.vocab_size
     for token in config.stop_ids:
         if not 0 <= token < size:
             raise OptionError(f"stop_ids go from 0 to {size - 1}, got {token}")
-    encoded = [lm.encode(prompt) for prompt in prompts]
-    for ids in encoded:
-        lm.check_length(ids, config.max_new_tokens)
-    return encoded
+    for prompt in ids:
+        lm.check_length(prompt, config.max_new_tokens)
 
 
 def stop_rules(lm: LanguageModel, config: SearchConfig) -> list[Rule]:

@@ -180,9 +180,10 @@ class SearchResult:
             raise SchemaError(f"a saved result lacks or spoils a field: {error}") from None
 
 
-def signature(config: SearchConfig, model: str) -> str:
+def signature(config: SearchConfig, model: str, hooks: Sequence[str] = ()) -> str:
     """Name everything that a number made from this search depends on."""
-    return f"bestk|model:{model}|{config.describe()}|v:{__version__}"
+    told = f"hooks:{','.join(hooks)}|" if hooks else ""
+    return f"bestk|model:{model}|{config.describe()}|{told}v:{__version__}"
 
 
 def collect(
@@ -193,6 +194,7 @@ def collect(
     model: str,
     seconds: float,
     keep_tree: bool = True,
+    hooks: Sequence[str] = (),
 ) -> list[SearchResult]:
     """Turn the state of searches, finished or not, into results: one for each row in `prompts`."""
     clocks, reasons = searches.clock.tolist(), searches.stop_reasons()
@@ -217,7 +219,7 @@ def collect(
                     truncated=truncated[row],
                 ),
                 cost=Cost(expanded=len(record), model_calls=clocks[row] + 1, seconds=seconds),
-                signature=signature(searches.config, model),
+                signature=signature(searches.config, model, hooks),
                 config=searches.config,
                 stop_reason=reasons[row],
                 num_completions=len(found),

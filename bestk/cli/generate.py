@@ -47,8 +47,8 @@ def generate(
 
     Search one prompt and show its ranked texts.
     """
-    from bestk.api import Run
     from bestk.cli import terminal
+    from bestk.run import Run
 
     if stream and (as_json or tree or num_texts is not None):
         raise OptionError("--stream prints all texts as lines: give it without --json, --tree, -n")

@@ -22,9 +22,9 @@ from rich.text import Text
 from bestk.errors import OptionError, PromptError, SearchInterrupted
 
 if TYPE_CHECKING:
-    from bestk.api import Run
     from bestk.language_model import LanguageModel
     from bestk.result import Hypothesis, SearchResult
+    from bestk.run import Run
 
 # Lines of a pipe or a file are not wrapped.
 _UNWRAPPED = 100_000

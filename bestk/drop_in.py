@@ -1,0 +1,307 @@
+"""`model.generate(..., custom_generate=bestk.generate)`: best-k search where beam search was.
+
+Takes what transformers' `generate` has prepared, and returns what its beam search would: padded
+ids, or its output class. Knows `generate`; the search itself is `Run`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.utils import (
+    GenerateBeamDecoderOnlyOutput,
+    GenerateBeamEncoderDecoderOutput,
+)
+
+from bestk.config import SearchConfig
+from bestk.errors import OptionError
+from bestk.generation_fields import check
+from bestk.language_model import LanguageModel
+from bestk.loading import from_transformers
+from bestk.processing.hooks import Hooks
+from bestk.result import Hypothesis
+from bestk.run import Run
+
+logger = logging.getLogger("bestk")
+
+# What generate passes along to the model, and a search sees to itself.
+_OWN_KWARGS = frozenset(
+    {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    | {"encoder_outputs", "decoder_attention_mask"}
+)
+# Fields of SearchConfig that generate takes as fields of its own config.
+_OF_GENERATE = frozenset(vars(GenerationConfig()))  # type: ignore[no-untyped-call]
+OPTIONS = tuple(
+    field.name for field in dataclasses.fields(SearchConfig) if field.name not in _OF_GENERATE
+)
+
+
+@dataclass
+class BestKDecoderOnlyOutput(GenerateBeamDecoderOnlyOutput):
+    """Beam search's output, and how many texts each prompt has; the rows after them are padding."""
+
+    num_found: Tensor | None = None
+
+
+@dataclass
+class BestKEncoderDecoderOutput(GenerateBeamEncoderDecoderOutput):
+    """Beam search's output, and how many texts each prompt has; the rows after them are padding."""
+
+    num_found: Tensor | None = None
+
+
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    generation_config: Any = None,
+    *,
+    num_texts: int | None = None,
+    text_tokenizer: Any = None,
+    inputs_tensor: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """Search instead of `generate`'s decoding loop; call it through `custom_generate`.
+
+    Returns `num_texts` rows per prompt, best first. A prompt with fewer texts has rows of padding
+    after them, with a score of −inf. Options are those of `SearchConfig` that `generate` does not
+    know; `text_tokenizer` is for those that need text (`stop`, `bad_words`) and merges token
+    sequences that read the same.
+    """
+    settings, model_kwargs = _split(options)
+    request = _Request(model, input_ids, generation_config, inputs_tensor, model_kwargs)
+    request.check()
+    lm = request.language_model(text_tokenizer)
+    run = Run(
+        lm,
+        request.prompts(),
+        request.search_config(settings),
+        Hooks(
+            logits_processor or (),
+            [one for one in stopping_criteria or () if type(one).__name__ != "MaxLengthCriteria"],
+            counted_length=input_ids.shape[1],
+            eos_ids=request.eos_ids(),
+        ),
+    )
+    for _ in run:
+        pass
+    exponent = None if "rank_by" in settings else float(generation_config.length_penalty)
+    found = [_ranked(result.hypotheses, exponent) for result in run.results(keep_tree=False)]
+    return request.output(found, _num_texts(num_texts, generation_config))
+
+
+@dataclass
+class _Request:
+    """What `generate` hands over; its rows are repeated `repeats` times for beams."""
+
+    model: Any
+    input_ids: Tensor
+    config: Any
+    inputs_tensor: Tensor | None
+    kwargs: dict[str, Any]
+
+    @property
+    def repeats(self) -> int:
+        return max(self.config.num_beams or 1, self.config.num_return_sequences or 1)
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return bool(self.model.config.is_encoder_decoder)
+
+    def check(self) -> None:
+        """Refuse what a search cannot do, and say in one line what it ignores."""
+        if self.config is None:
+            raise OptionError(
+                "bestk.generate is called by transformers: "
+                "use model.generate(..., custom_generate=bestk.generate), or bestk.search"
+            )
+        ignored = check(self.config)
+        if ignored:
+            logger.warning("best-k search ignores %s", ", ".join(ignored))
+        for name, value in self.kwargs.items():
+            if name not in _OWN_KWARGS and value is not None:
+                raise OptionError(
+                    f"bestk.generate cannot pass {name} to the model: prompts are token ids alone"
+                )
+        cache = self.kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length() > 0:
+            raise OptionError("bestk.generate starts from the prompt: leave past_key_values out")
+        if self.input_ids.shape[1] == 0:
+            raise OptionError("bestk.generate needs input_ids, got none: leave inputs_embeds out")
+        self._check_positions()
+
+    def language_model(self, tokenizer: Any) -> LanguageModel:
+        """Wrap the model; what is learnt of it stays with it for the next call."""
+        backend = self.model.__dict__.get("_bestk_backend")
+        if backend is None:
+            backend = from_transformers(self.model).backend
+            self.model.__dict__["_bestk_backend"] = backend
+        if self.is_encoder_decoder:
+            backend = EncodedBackend(
+                backend,
+                self.kwargs["encoder_outputs"],
+                self.repeats,
+                self._mask(),
+                self.input_ids[:: self.repeats].tolist(),
+            )
+        return LanguageModel(backend, tokenizer)
+
+    def prompts(self) -> list[list[int]]:
+        """Return what the model reads, without padding: the prompts, or the encoder's sources."""
+        ids = self.input_ids[:: self.repeats]
+        if self.is_encoder_decoder and self.inputs_tensor is not None:
+            ids = self.inputs_tensor
+            if ids.ndim != 2 or ids.is_floating_point():
+                raise OptionError(
+                    "bestk.generate reads token ids, got features: use bestk.search instead"
+                )
+            ids = ids.clamp(min=0)  # generate invents −100 where only encoder_outputs were given
+        mask = self._mask()
+        if mask is None:
+            rows: list[list[int]] = ids.tolist()
+            return rows
+        return [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+
+    def search_config(self, settings: dict[str, Any]) -> SearchConfig:
+        """Build the settings of the search from the options and generate's config."""
+        room = int(self.config.max_length) - self.input_ids.shape[1]
+        if room < 1:
+            raise OptionError(
+                f"max_length={self.config.max_length} leaves no room after "
+                f"{self.input_ids.shape[1]} tokens: use max_new_tokens"
+            )
+        num_beams = self.config.num_beams or 1
+        sizes = {"beam_size": num_beams} if num_beams > 1 else {}
+        return SearchConfig.of({"max_new_tokens": room, **sizes, **settings})
+
+    def eos_ids(self) -> tuple[int, ...]:
+        tokens = self.config._eos_token_tensor
+        return () if tokens is None else tuple(tokens.flatten().tolist())
+
+    def output(self, found: list[list[tuple[Hypothesis, float]]], num_texts: int) -> Any:
+        """Lay texts out as beam search does: one row each, `num_texts` per prompt."""
+        starts = self.input_ids[:: self.repeats]
+        pad = self.config._pad_token_tensor
+        fill = 0 if pad is None else int(pad)
+        kept = [texts[:num_texts] for texts in found]
+        longest = max((text.num_tokens for row in kept for text, _ in row), default=0)
+        shape = len(kept), num_texts, starts.shape[1] + longest
+        sequences = torch.full(shape, fill, dtype=torch.int64, device=starts.device)
+        scores = torch.full(shape[:2], -torch.inf, device=starts.device)
+        for row, texts in enumerate(kept):
+            for number, (text, score) in enumerate(texts):
+                end = starts.shape[1] + text.num_tokens
+                ids = torch.tensor(text.token_ids, device=starts.device)
+                sequences[row, number, :end] = torch.cat([starts[row], ids])
+                scores[row, number] = score
+        num_found = torch.tensor([len(texts) for texts in kept], device=starts.device)
+        if bool((num_found < num_texts).any()):
+            logger.warning(
+                "found %s of num_texts=%d texts, rows of padding fill the rest: raise beam_size "
+                "or max_new_tokens, or lower min_prob",
+                "/".join(map(str, num_found.tolist())),
+                num_texts,
+            )
+        if not self.config.return_dict_in_generate:
+            return sequences.flatten(0, 1)
+        kind: Any = BestKDecoderOnlyOutput
+        if self.is_encoder_decoder:
+            kind = BestKEncoderDecoderOutput
+        return kind(
+            sequences=sequences.flatten(0, 1),
+            sequences_scores=scores.flatten(),
+            num_found=num_found,
+        )
+
+    def _mask(self) -> Tensor | None:
+        """Say which tokens of the prompts, or of the sources, are not padding."""
+        mask = self.kwargs.get("attention_mask")
+        return None if mask is None else mask[:: self.repeats].bool()
+
+    def _check_positions(self) -> None:
+        positions, mask = self.kwargs.get("position_ids"), self.kwargs.get("attention_mask")
+        if positions is not None and not self.is_encoder_decoder:
+            ones = torch.ones_like(self.input_ids) if mask is None else mask.long()
+            plain = (ones.cumsum(dim=1) - 1).clamp(min=0)
+            if positions.shape != plain.shape or bool(((positions != plain) & (ones > 0)).any()):
+                raise OptionError("bestk.generate counts positions itself: leave position_ids out")
+        of_decoder = self.kwargs.get("decoder_attention_mask")
+        if of_decoder is not None and not bool(of_decoder.bool().all()):
+            raise OptionError("bestk.generate cannot hide decoder tokens: unpad decoder_input_ids")
+
+
+class EncodedBackend:
+    """An encoder-decoder whose sources `generate` has encoded; texts follow its decoder ids."""
+
+    def __init__(
+        self,
+        backend: Any,
+        encoder_outputs: Any,
+        repeats: int,
+        mask: Tensor | None,
+        decoder_prompts: list[list[int]],
+    ) -> None:
+        self.backend = backend
+        hidden = encoder_outputs.last_hidden_state[::repeats]
+        self.encoder_outputs = type(encoder_outputs)(last_hidden_state=hidden)
+        self.mask = mask
+        self.decoder_prompts = decoder_prompts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    @property
+    def decoder_prompt(self) -> list[int]:
+        """Return the decoder ids of the first source: all have one length."""
+        return self.decoder_prompts[0]
+
+    def start(self, prompts: Sequence[Any], room: Any, shaper: Any = None) -> Any:
+        """Open a session over what was encoded; the sources themselves are not read again."""
+        return self.backend.start_encoded(
+            prompts[0], self.encoder_outputs, self.mask, self.decoder_prompts, room, shaper
+        )
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    settings = {name: value for name, value in options.items() if name in OPTIONS}
+    return settings, {name: value for name, value in options.items() if name not in OPTIONS}
+
+
+def _num_texts(num_texts: int | None, config: Any) -> int:
+    if num_texts is None:
+        return int(config.num_return_sequences or 1)
+    if isinstance(num_texts, bool) or not isinstance(num_texts, int) or num_texts < 1:
+        raise OptionError(f"num_texts must be a whole number of at least 1, got {num_texts!r}")
+    return num_texts
+
+
+def _ranked(
+    hypotheses: Sequence[Hypothesis], exponent: float | None
+) -> list[tuple[Hypothesis, float]]:
+    """Order texts by score, or as beam search does: log-probability over length^length_penalty."""
+    if exponent is None:
+        return [(text, text.score) for text in hypotheses]
+    scored = [(text, text.log_prob / text.num_tokens**exponent) for text in hypotheses]
+    return sorted(scored, key=lambda pair: -pair[1])
+
+
+def _signature() -> inspect.Signature:
+    """Name every option: `generate` hands on only arguments that a signature names."""
+    plain = inspect.signature(generate)
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in OPTIONS
+    ]
+    *first, rest = plain.parameters.values()
+    return plain.replace(parameters=[*first, *named, rest])
+
+
+generate.__signature__ = _signature()  # type: ignore[attr-defined]
