@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Shaper, shaped_children
@@ -33,7 +34,7 @@ class PrefixSession:
     @torch.inference_mode()
     def root(self, group: Group) -> Children:
         """Read the prompts."""
-        logits = self.checkpoint.last_logits(self.prompts, use_cache=False)
+        logits = self.read(self.prompts, torch.arange(len(self.prompts), device=group.slot.device))
         return shaped_children(group, logits[:, None], self.num_children, self.shaper)
 
     @torch.inference_mode()
@@ -53,8 +54,12 @@ class PrefixSession:
                 self.prompts[row] + prefix[:depth]
                 for row, prefix, depth in zip(rows.tolist(), prefixes, depths, strict=True)
             ]
-            logits[rows, places] = self.checkpoint.last_logits(sequences, use_cache=False).float()
+            logits[rows, places] = self.read(sequences, rows).float()
         return logits
+
+    def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
+        """Return the logits after each sequence; `rows` says which search it belongs to."""
+        return self.checkpoint.last_logits(sequences, use_cache=False)
 
     def close(self) -> None:
         """Forget the prompts."""

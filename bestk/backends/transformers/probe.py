@@ -66,13 +66,13 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
     worst = 0.0
     try:
         tree = session(checkpoint, prompts, Room(width=2, capacity=5, depth=4, num_children=1))
-        tree.root(_group([[]], tokens, len(prompts), device))
+        tree.root(probe_group([[]], tokens, len(prompts), device))
         for call in paths:
-            logits = tree.logits(_group(call, tokens, len(prompts), device))
+            logits = tree.logits(probe_group(call, tokens, len(prompts), device))
             for row, prompt in enumerate(prompts):
                 prefixes = [[*prompt, *(tokens[slot] for slot in path)] for path in call]
                 plain = checkpoint.last_logits(prefixes, use_cache=False)
-                worst = max(worst, _distance(logits[row], plain))
+                worst = max(worst, distance(logits[row], plain))
         tree.close()
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         first = str(error).strip().splitlines()
@@ -84,13 +84,13 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
     return None
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def distance(one: Tensor, other: Tensor) -> float:
     difference = one.float().log_softmax(-1) - other.float().log_softmax(-1)
     # The mean, so that single coarse logits of half precision do not decide.
     return float(difference.abs().mean())
 
 
-def _group(paths: list[list[int]], tokens: list[int], batch: int, device: torch.device) -> Group:
+def probe_group(paths: list[list[int]], tokens: list[int], batch: int, device: torch.device) -> Group:
     path = torch.tensor([[*p, *[-1] * (4 - len(p))] for p in paths], device=device)
     slot = torch.tensor([p[-1] if p else 0 for p in paths], device=device)
     table = torch.tensor(tokens, device=device)

@@ -1,0 +1,239 @@
+"""Encoder-decoder models with tree attention: the encoder runs once, one forward expands k nodes.
+
+Each search has one row in both caches: the decoder's own, with a slot for every expanded node, and
+the cross-attention's, computed once per source. The k nodes of a group are k queries of their row,
+so nothing is copied. A model whose positions cannot be set, or that fails the probe, has its decoder
+prefixes recomputed instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from bestk.backends.base import Children, Group, Room, Session, Shaper, shaped_children
+from bestk.backends.transformers.adapters import positions_for
+from bestk.backends.transformers.cache import Layout, tree_cache
+from bestk.backends.transformers.decoder_prompt import setting
+from bestk.backends.transformers.model import pad_right
+from bestk.backends.transformers.prefix import PrefixSession
+from bestk.backends.transformers.probe import window
+from bestk.backends.transformers.seq2seq_probe import find_obstacle
+from bestk.backends.transformers.sources import Encoded, Seq2SeqCheckpoint, Source
+
+logger = logging.getLogger("bestk")
+
+
+class Seq2SeqBackend:
+    """Any encoder-decoder with a language head: T5, BART, Marian, NLLB, Whisper and their kin.
+
+    `decoder_prompt` are the tokens that every text starts with, by default those that the model's
+    generation config asks for. They are not part of the hypotheses.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str | None = None,
+        decoder_prompt: Sequence[int | None] | None = None,
+    ) -> None:
+        self.checkpoint = Seq2SeqCheckpoint(model, name, decoder_prompt)
+        self.name = self.checkpoint.name
+        self.vocab_size = self.checkpoint.vocab_size
+        self.eos_ids = self.checkpoint.eos_ids
+        self.max_length = self.checkpoint.max_length
+        self.max_source_length = self.checkpoint.max_source_length
+        self.reads_text = self.checkpoint.reads_text
+        self._obstacle: str | None = None
+        self._is_probed = False
+        self._noticed: set[str] = set()
+
+    @property
+    def device(self) -> torch.device:
+        return self.checkpoint.device
+
+    @property
+    def decoder_prompt(self) -> tuple[int | None, ...]:
+        """Return what texts start with; None stands for a language that each source decides."""
+        return tuple(self.checkpoint.prompt)
+
+    @torch.inference_mode()
+    def start(
+        self, prompts: Sequence[Any], room: Room, shaper: Shaper | None = None
+    ) -> Session:
+        """Encode the sources and open a session over them; each is token ids, or features."""
+        sources: list[Source] = list(prompts)
+        obstacle = self.obstacle(sources[0], len(self.decoder_prompt) + room.depth)
+        encoded = self.checkpoint.encode(sources)
+        if obstacle is None:
+            return Seq2SeqTreeSession(self.checkpoint, encoded, room, shaper)
+        if obstacle not in self._noticed:
+            self._noticed.add(obstacle)
+            logger.warning("%s: recomputing prefixes, %s", self.name, obstacle)
+        return Seq2SeqPrefixSession(self.checkpoint, encoded, room, shaper)
+
+    def obstacle(self, source: Source, length: int) -> str | None:
+        """Say why texts of this length cannot share a cache, None if they can.
+
+        The first call tries the model out; `source` gives the shape of its features.
+        """
+        if not self._is_probed:
+            self._obstacle = find_obstacle(
+                self.checkpoint, source, Seq2SeqTreeSession, Seq2SeqPrefixSession
+            )
+            self._is_probed = True
+        reach = window(self.checkpoint)
+        if self._obstacle is None and reach is not None and length > reach:
+            return f"since its attention window of {reach} is shorter than {length} tokens"
+        return self._obstacle
+
+
+class Seq2SeqTreeSession:
+    """A batch of search trees, each over one row of the decoder's and the cross-attention's cache."""
+
+    def __init__(
+        self,
+        checkpoint: Seq2SeqCheckpoint,
+        encoded: Encoded,
+        room: Room,
+        shaper: Shaper | None = None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.encoded = encoded
+        self.shaper = shaper
+        self.num_children = room.num_children
+        self.forbidden = Forbidden(checkpoint)
+        tokens, lengths = pad_right(encoded.prompts, checkpoint.device)
+        self.layout = Layout(
+            prompt_length=lengths,
+            prompt_size=tokens.shape[1],
+            capacity=room.capacity,
+            used=tokens.shape[1],
+        )
+        self.cache: Any = EncoderDecoderCache(tree_cache(self.layout), DynamicCache())
+        positions = positions_for(
+            checkpoint.model, checkpoint.accepts, tokens, tokens.shape[1] + room.depth
+        )
+        if positions is None:
+            raise ValueError("its decoder takes no positions")
+        self.positions = positions
+        self.source = encoded.options()
+        if encoded.mask is not None:
+            # Four axes, so that no forward call has to build, or look into, a mask of its own.
+            self.source["attention_mask"] = self._mask(encoded.mask[:, None, None])
+
+    @torch.inference_mode()
+    def root(self, group: Group) -> Children:
+        """Read the decoder's prompts into the cache; the last token gives the root's children."""
+        logits = self.checkpoint.last_logits(
+            self.encoded.prompts,
+            **self.encoded.options(),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        logits = self.forbidden.at_start(logits[:, None])
+        return shaped_children(group, logits, self.num_children, self.shaper)
+
+    @torch.inference_mode()
+    def expand(self, group: Group) -> Children:
+        """Run the group's tokens through the decoder, each seeing its source and its ancestors."""
+        logits = self.forbidden.later(self.logits(group))
+        return shaped_children(group, logits, self.num_children, self.shaper)
+
+    def logits(self, group: Group) -> Tensor:
+        """Return the logits after every node of the group, and keep its keys and values."""
+        layout = self.layout
+        layout.used = min(layout.used + group.token.shape[1], layout.size - 1)
+        layout.write = layout.place(group.slot)
+        with self.positions.given(layout, group) as options:
+            output = self.checkpoint.model(
+                decoder_input_ids=group.token.clamp(min=0),
+                decoder_attention_mask=self._mask(layout.mask(group)),
+                **self.source,
+                **options,
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        logits: Tensor = output.logits.to(self.checkpoint.device)
+        return logits
+
+    def close(self) -> None:
+        self.cache = None
+
+    def _mask(self, visible: Bool[Tensor, "batch 1 queries places"]) -> Tensor:
+        if self.checkpoint.config._attn_implementation == "sdpa":
+            return visible
+        dtype = self.checkpoint.dtype
+        closed = torch.finfo(dtype).min
+        return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, closed)
+
+
+class Seq2SeqPrefixSession(PrefixSession):
+    """A batch of searches without a decoder cache; the sources are still encoded only once."""
+
+    def __init__(
+        self,
+        checkpoint: Seq2SeqCheckpoint,
+        encoded: Encoded,
+        room: Room,
+        shaper: Shaper | None = None,
+    ) -> None:
+        super().__init__(checkpoint, encoded.prompts, room.num_children, shaper)
+        self.encoded = encoded
+        self.forbidden = Forbidden(checkpoint)
+
+    @torch.inference_mode()
+    def root(self, group: Group) -> Children:
+        rows = torch.arange(len(self.prompts), device=group.slot.device)
+        logits = self.forbidden.at_start(self.read(self.prompts, rows)[:, None])
+        return shaped_children(group, logits, self.num_children, self.shaper)
+
+    @torch.inference_mode()
+    def expand(self, group: Group) -> Children:
+        logits = self.forbidden.later(self.logits(group))
+        return shaped_children(group, logits, self.num_children, self.shaper)
+
+    def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
+        """Return the logits after each decoder sequence, given the source of its row."""
+        options = self.encoded.options(rows.to(self.encoded.hidden.device))
+        return self.checkpoint.last_logits(sequences, **options, use_cache=False)
+
+
+class Forbidden:
+    """Tokens that the generation config rules out everywhere: Marian's padding, Whisper's signs.
+
+    Only single tokens: phrases and all other rules are for the processors.
+    """
+
+    def __init__(self, checkpoint: Seq2SeqCheckpoint) -> None:
+        model = checkpoint.model
+        words = setting(model, "bad_words_ids") or []
+        always = {word[0] for word in words if len(word) == 1}
+        always |= set(setting(model, "suppress_tokens") or [])
+        first = always | set(setting(model, "begin_suppress_tokens") or [])
+        self._later = _is_listed(always, checkpoint)
+        self._at_start = _is_listed(first, checkpoint)
+
+    def at_start(self, logits: Tensor) -> Tensor:
+        """Rule tokens out of the first place of a text."""
+        return logits if self._at_start is None else logits.masked_fill(self._at_start, -torch.inf)
+
+    def later(self, logits: Tensor) -> Tensor:
+        """Rule tokens out of any other place."""
+        return logits if self._later is None else logits.masked_fill(self._later, -torch.inf)
+
+
+def _is_listed(tokens: set[int], checkpoint: Seq2SeqCheckpoint) -> Bool[Tensor, " vocab"] | None:
+    size = checkpoint.vocab_size
+    listed = [token for token in tokens if 0 <= token < size]
+    if not listed:
+        return None
+    mask = torch.zeros(size, dtype=torch.bool, device=checkpoint.device)
+    mask[listed] = True
+    return mask

@@ -1,0 +1,145 @@
+"""What an encoder-decoder is told once per source: the encoder's output and the decoder's prompt.
+
+A source is a list of token ids, or a tensor of features for models that read sound or pictures.
+Knows plain forward passes over them; knows nothing of trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from bestk.backends.transformers.decoder_prompt import DecoderPrompt, decoder_prompt, setting
+from bestk.backends.transformers.model import Checkpoint, pad_right
+from bestk.errors import PromptError
+
+Source = Sequence[int] | Tensor
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch of sources as the decoder sees them, padded on the right."""
+
+    hidden: Float[Tensor, "batch places size"]
+    mask: Bool[Tensor, "batch places"] | None  # None where no row is padded
+    prompts: list[list[int]]  # the decoder's
+
+    def options(self, rows: Int[Tensor, " nodes"] | None = None) -> dict[str, Any]:
+        """Return what `forward` needs instead of the sources themselves."""
+        hidden = self.hidden if rows is None else self.hidden[rows]
+        options: dict[str, Any] = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden)}
+        if self.mask is not None:
+            options["attention_mask"] = (self.mask if rows is None else self.mask[rows]).long()
+        return options
+
+
+class Seq2SeqCheckpoint(Checkpoint):
+    """A loaded encoder-decoder and the facts that a search needs from it."""
+
+    token_input = "decoder_input_ids"
+
+    def __init__(
+        self, model: Any, name: str | None = None, prompt: Sequence[int | None] | None = None
+    ) -> None:
+        super().__init__(model, name)
+        self.prompt: DecoderPrompt = decoder_prompt(model) if prompt is None else list(prompt)
+        self.source_input = str(getattr(model, "main_input_name", "input_ids"))
+        self.can_pad = True  # what the probe may find to be wrong
+
+    @property
+    def reads_text(self) -> bool:
+        """Say whether sources are token ids."""
+        return self.source_input == "input_ids"
+
+    @property
+    def max_length(self) -> int | None:
+        """Say how many positions the decoder has, None where it does not say."""
+        return self._limit("max_target_positions", "max_decoder_position_embeddings")
+
+    @property
+    def max_source_length(self) -> int | None:
+        """Say how many tokens a source may have, None where there is no limit or no text."""
+        return self._limit("max_encoder_position_embeddings") if self.reads_text else None
+
+    def encode(self, sources: Sequence[Source]) -> Encoded:
+        """Run the encoder once over all sources."""
+        if not self.reads_text:
+            hidden = self._run_encoder(self._stack(sources), None)
+            return Encoded(hidden, None, self._prompts(hidden))
+        rows = [[int(token) for token in source] for source in sources]
+        if self.can_pad:
+            hidden, lengths = self._encode_padded(rows)
+        else:
+            hidden, lengths = self._encode_singly(rows)
+        places = torch.arange(hidden.shape[1], device=self.device)
+        mask = places < lengths[:, None]
+        is_padded = len({len(row) for row in rows}) > 1
+        return Encoded(hidden, mask if is_padded else None, self._prompts(hidden))
+
+    def _encode_padded(
+        self, rows: list[list[int]]
+    ) -> tuple[Float[Tensor, "batch places size"], Int[Tensor, " batch"]]:
+        tokens, lengths = pad_right(rows, self.device)
+        mask = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
+        padding = setting(self.model, "pad_token_id")
+        if padding is not None:
+            tokens = tokens.where(mask, padding)
+        return self._run_encoder(tokens, mask.long()), lengths
+
+    def _encode_singly(
+        self, rows: list[list[int]]
+    ) -> tuple[Float[Tensor, "batch places size"], Int[Tensor, " batch"]]:
+        """Encode one source at a time: for encoders that padding disturbs."""
+        each = [self._encode_padded([row])[0][0] for row in rows]
+        lengths = torch.tensor([len(hidden) for hidden in each], device=self.device)
+        return torch.nn.utils.rnn.pad_sequence(each, batch_first=True), lengths
+
+    def _run_encoder(
+        self, source: Tensor, mask: Int[Tensor, "batch places"] | None
+    ) -> Float[Tensor, "batch places size"]:
+        options = {} if mask is None else {"attention_mask": mask}
+        output = self.model.get_encoder()(**{self.source_input: source}, **options)
+        hidden: Tensor = output.last_hidden_state.to(self.device)
+        return hidden
+
+    def _stack(self, sources: Sequence[Source]) -> Tensor:
+        tensors = [source for source in sources if isinstance(source, Tensor)]
+        if len(tensors) < len(sources):
+            raise PromptError(
+                f"{self.name} reads {self.source_input}, not text: give the prompt as "
+                "bestk.Features of what the model's processor returns"
+            )
+        shapes = {tuple(tensor.shape) for tensor in tensors}
+        if len(shapes) > 1:
+            raise PromptError(f"features of one batch must have one shape, got {sorted(shapes)}")
+        return torch.stack(tensors).to(self.device, self.dtype)
+
+    def _prompts(self, hidden: Float[Tensor, "batch places size"]) -> list[list[int]]:
+        if None not in self.prompt:
+            return [[int(token) for token in self.prompt if token is not None]] * len(hidden)
+        languages = self._detect_languages(hidden)
+        return [
+            [language if token is None else token for token in self.prompt]
+            for language in languages
+        ]
+
+    def _detect_languages(self, hidden: Float[Tensor, "batch places size"]) -> list[int]:
+        """Take the likeliest language token after the start token, as Whisper's `generate` does."""
+        known = sorted(setting(self.model, "lang_to_id").values())
+        starts = [[self.prompt[0]]] * len(hidden)
+        logits = self.last_logits(starts, **Encoded(hidden, None, []).options(), use_cache=False)
+        best = logits[:, known].argmax(dim=-1)
+        return [known[i] for i in best.tolist()]
+
+    def _limit(self, *names: str) -> int | None:
+        for name in (*names, "max_position_embeddings"):
+            length = getattr(self.config, name, None)
+            if length:
+                return int(length)
+        return None
