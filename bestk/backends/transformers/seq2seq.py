@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -124,9 +125,9 @@ class Seq2SeqTreeSession:
             raise ValueError("its decoder takes no positions")
         self.positions = positions
         self.source = encoded.options()
-        if encoded.mask is not None:
-            # Four axes, so that no forward call has to build, or look into, a mask of its own.
-            self.source["attention_mask"] = self._mask(encoded.mask[:, None, None])
+        # Four axes, so that no forward call has to build, or look into, a mask of its own.
+        mask = encoded.mask
+        self.source_mask = None if mask is None else self._mask(mask[:, None, None])
 
     @torch.inference_mode()
     def root(self, group: Group) -> Children:
@@ -149,8 +150,14 @@ class Seq2SeqTreeSession:
     def logits(self, group: Group) -> Tensor:
         """Return the logits after every node of the group, and keep its keys and values."""
         layout = self.layout
-        layout.used = min(layout.used + group.token.shape[1], layout.size - 1)
+        width = group.token.shape[1]
+        layout.used = min(layout.used + width, layout.size - 1)
+        if width == 1 and not self.checkpoint.can_mask_one:
+            group = _doubled(group, scratch=layout.capacity)
         layout.write = layout.place(group.slot)
+        if self.source_mask is not None:
+            mask = self.source_mask.expand(-1, -1, group.token.shape[1], -1)
+            self.source["attention_mask"] = mask
         with self.positions.given(layout, group) as options:
             output = self.checkpoint.model(
                 decoder_input_ids=group.token.clamp(min=0),
@@ -161,7 +168,7 @@ class Seq2SeqTreeSession:
                 use_cache=True,
             )
         logits: Tensor = output.logits.to(self.checkpoint.device)
-        return logits
+        return logits[:, :width]
 
     def close(self) -> None:
         self.cache = None
@@ -185,6 +192,7 @@ class Seq2SeqPrefixSession(PrefixSession):
         shaper: Shaper | None = None,
     ) -> None:
         super().__init__(checkpoint, encoded.prompts, room.num_children, shaper)
+        self.model = checkpoint
         self.encoded = encoded
         self.forbidden = Forbidden(checkpoint)
 
@@ -201,8 +209,7 @@ class Seq2SeqPrefixSession(PrefixSession):
 
     def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
         """Return the logits after each decoder sequence, given the source of its row."""
-        options = self.encoded.options(rows.to(self.encoded.hidden.device))
-        return self.checkpoint.last_logits(sequences, **options, use_cache=False)
+        return self.model.read(self.encoded, sequences, rows)
 
 
 class Forbidden:
@@ -227,6 +234,17 @@ class Forbidden:
     def later(self, logits: Tensor) -> Tensor:
         """Rule tokens out of any other place."""
         return logits if self._later is None else logits.masked_fill(self._later, -torch.inf)
+
+
+def _doubled(group: Group, scratch: int) -> Group:
+    """Put a second copy of the only node beside it; what that one stores goes to scratch."""
+
+    def twice(column: Tensor) -> Tensor:
+        return torch.cat([column, column], dim=1)
+
+    columns = {field.name: twice(getattr(group, field.name)) for field in fields(group)}
+    columns["slot"] = torch.cat([group.slot, torch.full_like(group.slot, scratch)], dim=1)
+    return Group(**columns)
 
 
 def _is_listed(tokens: set[int], checkpoint: Seq2SeqCheckpoint) -> Bool[Tensor, " vocab"] | None:

@@ -1,8 +1,8 @@
 """Tries an encoder-decoder out before its first search, against plain uncached forward passes.
 
 What may go wrong: an encoder that padding disturbs, a decoder whose positions or masks cannot be set,
-and last a decoder that cannot even read padded prefixes. The first two have a slower way out; the
-last is an error, since no answer is better than a wrong one.
+or one that padding disturbs. All have a slower way out, which is tried too: where even that differs
+from the plain answer the model is refused, since no answer is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from bestk.errors import ModelError
 _CALLS = ([[1], [2]], [[1, 3], [1, 3, 4]], [[2, 5]], [[2, 5, 6]])
 _NUM_SLOTS = 7
 
+_FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, AssertionError)
+
 MakeSession = Callable[..., Any]
 
 
@@ -32,20 +34,22 @@ def find_obstacle(
 ) -> str | None:
     """Say why the model cannot share its decoder's cache by slots, None if it can.
 
-    Sets `checkpoint.can_pad`. Raises if recomputed prefixes are wrong too.
+    Sets what may be padded. Raises if recomputed prefixes are wrong too.
     """
     probe = _Probe(checkpoint, _sources(checkpoint, source))
-    checkpoint.can_pad = True
-    if checkpoint.reads_text and not probe.pads_rightly():
-        checkpoint.can_pad = False
-    worst, failure = probe.error_of(tree)
-    if failure is None and worst <= probe.tolerance:
-        return None
-    right, broken = probe.error_of(prefix)
-    if broken is not None or not right <= probe.tolerance:
-        reason = broken or f"padded prefixes change its log-probabilities (by {right:.2g})"
-        raise ModelError(f"{checkpoint.name} cannot be searched: {reason}")
-    return f"since {failure or f'a tree of masks changes its log-probabilities (by {worst:.2g})'}"
+    if checkpoint.reads_text and checkpoint.can_pad:
+        checkpoint.can_pad = probe.pads_rightly()
+    for checkpoint.can_mask_one in (True, False):
+        worst, failure = probe.error_of(tree)
+        if failure is None and worst <= probe.tolerance:
+            return None
+    for checkpoint.can_pad_prefixes in (True, False):
+        error, broken = probe.error_of(prefix)
+        if broken is None and error <= probe.tolerance:
+            change = f"a tree of masks changes its log-probabilities (by {worst:.2g})"
+            return f"since {failure or change}"
+    reason = broken or f"its log-probabilities depend on the batch (by {error:.2g})"
+    raise ModelError(f"{checkpoint.name} cannot be searched: {reason}")
 
 
 class _Probe:
@@ -84,7 +88,7 @@ class _Probe:
                         plain = self._plain(encoded, path)
                         worst = max(worst, distance(logits[row, place], plain))
             session.close()
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        except _FAILURES as error:
             first = str(error).strip().splitlines()
             return float("inf"), first[0] if first else type(error).__name__
         return worst, None

@@ -21,6 +21,9 @@ from bestk.errors import PromptError
 
 Source = Sequence[int] | Tensor
 
+# Encoders with one of these look at blocks of the source, which padding moves or mixes into them.
+_SPARSE = ("attention_window", "encoder_attention_type", "block_size")
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -29,11 +32,12 @@ class Encoded:
     hidden: Float[Tensor, "batch places size"]
     mask: Bool[Tensor, "batch places"] | None  # None where no row is padded
     prompts: list[list[int]]  # the decoder's
+    kind: Any = BaseModelOutput  # the class that this model's encoder returns
 
     def options(self, rows: Int[Tensor, " nodes"] | None = None) -> dict[str, Any]:
         """Return what `forward` needs instead of the sources themselves."""
         hidden = self.hidden if rows is None else self.hidden[rows]
-        options: dict[str, Any] = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden)}
+        options: dict[str, Any] = {"encoder_outputs": self.kind(last_hidden_state=hidden)}
         if self.mask is not None:
             options["attention_mask"] = (self.mask if rows is None else self.mask[rows]).long()
         return options
@@ -50,7 +54,10 @@ class Seq2SeqCheckpoint(Checkpoint):
         super().__init__(model, name)
         self.prompt: DecoderPrompt = decoder_prompt(model) if prompt is None else list(prompt)
         self.source_input = str(getattr(model, "main_input_name", "input_ids"))
-        self.can_pad = True  # what the probe may find to be wrong
+        self.can_pad = not any(getattr(model.config, name, None) for name in _SPARSE)
+        # What the probe may find to be wrong:
+        self.can_pad_prefixes = True
+        self.can_mask_one = True  # LED's decoder drops the mask of a single query
 
     @property
     def reads_text(self) -> bool:
@@ -71,7 +78,7 @@ class Seq2SeqCheckpoint(Checkpoint):
         """Run the encoder once over all sources."""
         if not self.reads_text:
             hidden = self._run_encoder(self._stack(sources), None)
-            return Encoded(hidden, None, self._prompts(hidden))
+            return Encoded(hidden, None, self._prompts(hidden), self._kind)
         rows = [[int(token) for token in source] for source in sources]
         if self.can_pad:
             hidden, lengths = self._encode_padded(rows)
@@ -80,7 +87,22 @@ class Seq2SeqCheckpoint(Checkpoint):
         places = torch.arange(hidden.shape[1], device=self.device)
         mask = places < lengths[:, None]
         is_padded = len({len(row) for row in rows}) > 1
-        return Encoded(hidden, mask if is_padded else None, self._prompts(hidden))
+        return Encoded(hidden, mask if is_padded else None, self._prompts(hidden), self._kind)
+
+    def read(
+        self, encoded: Encoded, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
+    ) -> Float[Tensor, "nodes vocab"]:
+        """Return the logits after whole decoder sequences, each over the source of its row."""
+        rows = rows.to(self.device)
+        if self.can_pad_prefixes:
+            return self.last_logits(sequences, **encoded.options(rows), use_cache=False)
+        logits = torch.zeros(len(sequences), self.vocab_size, device=self.device)
+        for length in {len(sequence) for sequence in sequences}:
+            equal = [i for i, sequence in enumerate(sequences) if len(sequence) == length]
+            options = encoded.options(rows[equal])
+            chosen = [sequences[i] for i in equal]
+            logits[equal] = self.last_logits(chosen, **options, use_cache=False).float()
+        return logits
 
     def _encode_padded(
         self, rows: list[list[int]]
@@ -104,7 +126,12 @@ class Seq2SeqCheckpoint(Checkpoint):
         self, source: Tensor, mask: Int[Tensor, "batch places"] | None
     ) -> Float[Tensor, "batch places size"]:
         options = {} if mask is None else {"attention_mask": mask}
-        output = self.model.get_encoder()(**{self.source_input: source}, **options)
+        encoder = self.model.get_encoder()
+        attention = getattr(encoder, "attention_type", None)
+        output = encoder(**{self.source_input: source}, **options)
+        if attention != getattr(encoder, "attention_type", None):
+            encoder.set_attention_type(attention)  # BigBird's leaves block-sparse for good otherwise
+        self._kind = type(output)
         hidden: Tensor = output.last_hidden_state.to(self.device)
         return hidden
 
@@ -133,7 +160,8 @@ class Seq2SeqCheckpoint(Checkpoint):
         """Take the likeliest language token after the start token, as Whisper's `generate` does."""
         known = sorted(setting(self.model, "lang_to_id").values())
         starts = [[self.prompt[0]]] * len(hidden)
-        logits = self.last_logits(starts, **Encoded(hidden, None, []).options(), use_cache=False)
+        encoded = Encoded(hidden, None, [], self._kind)
+        logits = self.last_logits(starts, **encoded.options(), use_cache=False)
         best = logits[:, known].argmax(dim=-1)
         return [known[i] for i in best.tolist()]
 
