@@ -10,9 +10,11 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bestk.encoder_decoder import make_encoder_decoder
 from bestk.errors import ModelError, OptionError, unknown
 from bestk.language_model import LanguageModel
 
@@ -32,35 +34,66 @@ def load(
     device_map: Any = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    decoder_prompt: Sequence[int] | None = None,
 ) -> LanguageModel:
-    """Load a model by short name, folder or hub name.
+    """Load a model by short name, folder or hub name; its config tells what kind it is.
 
     `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
-    if there is one.
+    if there is one. The last three are for encoder-decoders: see `from_transformers`.
     """
     source = _smollm2() if name == "smollm2" else name
     _check_source(name, source)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
-    return _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
+    model, tokenizer = _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
+    return from_transformers(
+        model,
+        tokenizer,
+        name,
+        src_lang=src_lang,
+        tgt_lang=tgt_lang,
+        decoder_prompt=decoder_prompt,
+    )
 
 
-def from_transformers(model: Any, tokenizer: Any = None, name: str | None = None) -> LanguageModel:
+def from_transformers(
+    model: Any,
+    tokenizer: Any = None,
+    name: str | None = None,
+    *,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    decoder_prompt: Sequence[int] | None = None,
+) -> LanguageModel:
     """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
 
-    Without a tokenizer prompts are token ids.
+    Without a tokenizer prompts are token ids. `src_lang` and `tgt_lang` are the languages of a
+    translation model's sources and texts. `decoder_prompt` are the token ids that an
+    encoder-decoder's texts start with, in place of those that its generation config asks for.
     """
     from bestk.backends.transformers.causal import CausalBackend
 
     if not hasattr(model, "forward") or not hasattr(model, "config"):
         raise ModelError(f"a transformers model has forward and config, got {type(model).__name__}")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"{type(model).__name__} is an encoder-decoder, which this version cannot search: "
-            "use a decoder-only model"
-        )
     model.eval()
+    if getattr(model.config, "is_encoder_decoder", False):
+        return make_encoder_decoder(
+            model,
+            tokenizer,
+            name,
+            src_lang=src_lang,
+            tgt_lang=tgt_lang,
+            decoder_prompt=decoder_prompt,
+        )
+    given = {"src_lang": src_lang, "tgt_lang": tgt_lang, "decoder_prompt": decoder_prompt}
+    for option, value in given.items():
+        if value is not None:
+            raise OptionError(
+                f"{option} is for encoder-decoders, {type(model).__name__} is none: leave it out"
+            )
     return LanguageModel(CausalBackend(model, name), tokenizer)
 
 
@@ -74,9 +107,8 @@ def cache_folder() -> Path:
 
 def _from_pretrained(
     source: str, name: str, dtype: Any, device: Any, device_map: Any, options: dict[str, Any]
-) -> LanguageModel:
+) -> tuple[Any, Any]:
     import torch
-    from transformers import AutoModelForCausalLM
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,7 +116,8 @@ def _from_pretrained(
         dtype = torch.float32
     placing = {} if device_map is None else {"device_map": device_map}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placing, **options)
+        loader = _loader(source, options)
+        model = loader.from_pretrained(source, dtype=dtype, **placing, **options)
     except (OSError, ValueError) as error:
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
     tokenizer = _tokenizer(source, name, options)
@@ -93,7 +126,18 @@ def _from_pretrained(
             model = model.to(device)
         except (RuntimeError, AssertionError) as error:
             raise OptionError(f"device {device} cannot be used: {_first_line(error)}") from error
-    return from_transformers(model, tokenizer, name)
+    return model, tokenizer
+
+
+def _loader(source: str, options: dict[str, Any]) -> Any:
+    """Choose the class that loads a checkpoint, by what its config says it is."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(source, **options)
+    if not getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForCausalLM
+    speech = transformers.AutoModelForSpeechSeq2Seq
+    return speech if type(config) in speech._model_mapping else transformers.AutoModelForSeq2SeqLM
 
 
 def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:

@@ -1,9 +1,8 @@
 """Tells a decoder where in its text each node stands: one adapter per mechanism, not per family.
 
 Decoders of encoder-decoder models take their positions from the length of the cache, which in a
-search tree says nothing of a node's depth. An adapter changes that for the time of one forward call;
-whatever it replaced is put back however the call ends. Whether it got a model right is for the probe
-to find out.
+search tree says nothing of a node's depth. An adapter changes that for one forward call; whatever it
+replaced is put back however the call ends. Whether it got a model right the probe finds out.
 """
 
 from __future__ import annotations

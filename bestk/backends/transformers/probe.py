@@ -85,12 +85,16 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
 
 
 def distance(one: Tensor, other: Tensor) -> float:
+    """Return how far two sets of log-probabilities are apart."""
     difference = one.float().log_softmax(-1) - other.float().log_softmax(-1)
     # The mean, so that single coarse logits of half precision do not decide.
     return float(difference.abs().mean())
 
 
-def probe_group(paths: list[list[int]], tokens: list[int], batch: int, device: torch.device) -> Group:
+def probe_group(
+    paths: list[list[int]], tokens: list[int], batch: int, device: torch.device
+) -> Group:
+    """Make the group of the nodes that these paths of slots lead to."""
     path = torch.tensor([[*p, *[-1] * (4 - len(p))] for p in paths], device=device)
     slot = torch.tensor([p[-1] if p else 0 for p in paths], device=device)
     table = torch.tensor(tokens, device=device)

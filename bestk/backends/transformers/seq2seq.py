@@ -2,8 +2,8 @@
 
 Each search has one row in both caches: the decoder's own, with a slot for every expanded node, and
 the cross-attention's, computed once per source. The k nodes of a group are k queries of their row,
-so nothing is copied. A model whose positions cannot be set, or that fails the probe, has its decoder
-prefixes recomputed instead.
+so nothing is copied. Where a model's positions cannot be set, or it fails the probe, the decoder's
+prefixes are recomputed instead.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ class Seq2SeqBackend:
         return tuple(self.checkpoint.prompt)
 
     @torch.inference_mode()
-    def start(
-        self, prompts: Sequence[Any], room: Room, shaper: Shaper | None = None
-    ) -> Session:
+    def start(self, prompts: Sequence[Any], room: Room, shaper: Shaper | None = None) -> Session:
         """Encode the sources and open a session over them; each is token ids, or features."""
         sources: list[Source] = list(prompts)
         obstacle = self.obstacle(sources[0], len(self.decoder_prompt) + room.depth)
@@ -96,7 +94,7 @@ class Seq2SeqBackend:
 
 
 class Seq2SeqTreeSession:
-    """A batch of search trees, each over one row of the decoder's and the cross-attention's cache."""
+    """A batch of search trees, each over one row of both caches."""
 
     def __init__(
         self,

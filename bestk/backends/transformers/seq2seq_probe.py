@@ -1,7 +1,7 @@
 """Tries an encoder-decoder out before its first search, against plain uncached forward passes.
 
-What may go wrong: an encoder that padding disturbs, a decoder whose positions or masks cannot be set,
-or one that padding disturbs. All have a slower way out, which is tried too: where even that differs
+What may go wrong: an encoder that padding disturbs, a decoder that takes no positions or masks, or
+one that padding disturbs. All have a slower way out, which is tried too: where even that differs
 from the plain answer the model is refused, since no answer is better than a wrong one.
 """
 

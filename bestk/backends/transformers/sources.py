@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -130,7 +130,9 @@ class Seq2SeqCheckpoint(Checkpoint):
         attention = getattr(encoder, "attention_type", None)
         output = encoder(**{self.source_input: source}, **options)
         if attention != getattr(encoder, "attention_type", None):
-            encoder.set_attention_type(attention)  # BigBird's leaves block-sparse for good otherwise
+            encoder.set_attention_type(
+                attention
+            )  # BigBird's leaves block-sparse for good otherwise
         self._kind = type(output)
         hidden: Tensor = output.last_hidden_state.to(self.device)
         return hidden
@@ -143,6 +145,12 @@ class Seq2SeqCheckpoint(Checkpoint):
                 "bestk.Features of what the model's processor returns"
             )
         shapes = {tuple(tensor.shape) for tensor in tensors}
+        for shape in shapes:
+            if self.source_input == "input_features" and len(shape) != 2:
+                raise PromptError(
+                    f"features of one sound have two axes, mel bins and frames, got shape {shape}: "
+                    "give the rows of a processor's batch one by one"
+                )
         if len(shapes) > 1:
             raise PromptError(f"features of one batch must have one shape, got {sorted(shapes)}")
         return torch.stack(tensors).to(self.device, self.dtype)
@@ -159,9 +167,11 @@ class Seq2SeqCheckpoint(Checkpoint):
     def _detect_languages(self, hidden: Float[Tensor, "batch places size"]) -> list[int]:
         """Take the likeliest language token after the start token, as Whisper's `generate` does."""
         known = sorted(setting(self.model, "lang_to_id").values())
-        starts = [[self.prompt[0]]] * len(hidden)
+        starts = [self.prompt[:1]] * len(hidden)
         encoded = Encoded(hidden, None, [], self._kind)
-        logits = self.last_logits(starts, **encoded.options(), use_cache=False)
+        logits = self.last_logits(
+            cast("list[list[int]]", starts), **encoded.options(), use_cache=False
+        )
         best = logits[:, known].argmax(dim=-1)
         return [known[i] for i in best.tolist()]
 
