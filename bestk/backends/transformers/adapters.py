@@ -1,7 +1,7 @@
 """Tells a decoder where in its text each node stands: one adapter per mechanism, not per family.
 
 Decoders of encoder-decoder models take their positions from the length of the cache, which in a
-search tree says nothing of a node's depth. An adapter changes that for one forward call; whatever it
+search tree says nothing of a node's depth. An adapter changes that for one forward call; what it
 replaced is put back however the call ends. Whether it got a model right the probe finds out.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,7 @@ from bestk.backends.base import Group
 from bestk.backends.transformers.cache import Layout
 
 
+@runtime_checkable
 class Positions(Protocol):
     """The positions of one session's nodes, as a certain kind of decoder wants them."""
 
