@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_seq2seq import FALLBACK, SOURCES, TREE, VOCAB, source_options, sources_for, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bestk
 from bestk.backends.base import Room
@@ -165,6 +166,34 @@ def test_the_model_is_left_as_it_was_when_a_forward_fails(family: str) -> None:
     with pytest.raises(IndexError):  # a token that no embedding has
         session.expand(group)
     assert attributes == {name: set(vars(m)) for name, m in model.named_modules()}
+
+
+class Waiting(TorchDispatchMode):
+    """Counts what would make the host wait for a GPU: reading a value, or a shape from values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if any(bad in name for bad in ("_local_scalar_dense", "nonzero", "masked_select")):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", [f for f in TREE if f != "led"])
+def test_expanding_never_waits_for_the_device(family: str) -> None:
+    """Else a step could not be captured as a CUDA graph."""
+    lm = bestk.from_transformers(tiny(family))
+    sources = sources_for(family)
+    session = lm.backend.start(sources, Room(width=2, capacity=9, depth=4, num_children=3))
+    cpu = torch.device("cpu")
+    session.root(probe_group([[]], [0], len(sources), cpu))
+    group = probe_group([[1], [2]], [0, 8, 9], len(sources), cpu)
+    with torch.inference_mode(), Waiting() as waiting:
+        session.logits(group)
+    assert not waiting.seen
 
 
 def fed_by_generate(model: Any, source: Any) -> list[int]:
