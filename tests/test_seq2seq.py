@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bestk
 from bestk.backends.base import Room
 from bestk.backends.transformers import adapters
+from bestk.backends.transformers.cache import Layout
 from bestk.backends.transformers.probe import probe_group
 from bestk.backends.transformers.seq2seq import Seq2SeqBackend, Seq2SeqPrefixSession
 from bestk.errors import ModelError, OptionError, PromptError
@@ -183,8 +184,12 @@ class Waiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("family", [f for f in TREE if f != "led"])
-def test_expanding_never_waits_for_the_device(family: str) -> None:
+def test_expanding_never_waits_for_the_device(family: str, monkeypatch: Any) -> None:
     """Else a step could not be captured as a CUDA graph."""
+    advance = Layout.advance  # a CPU looks at how far the slots go, which costs it nothing
+    monkeypatch.setattr(
+        Layout, "advance", lambda layout, group, **_: advance(layout, group, reads_all=True)
+    )
     lm = bestk.from_transformers(tiny(family))
     sources = sources_for(family)
     session = lm.backend.start(sources, Room(width=2, capacity=9, depth=4, num_children=3))
@@ -194,6 +199,31 @@ def test_expanding_never_waits_for_the_device(family: str) -> None:
     with torch.inference_mode(), Waiting() as waiting:
         session.logits(group)
     assert not waiting.seen
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "m2m100", "whisper", "bert2bert", "prophetnet"])
+def test_a_search_can_take_the_place_of_another(family: str) -> None:
+    model, sources = tiny(family), sources_for(family)
+    backend = bestk.from_transformers(model).backend
+    prompt, cpu, batch = list(backend.decoder_prompt), torch.device("cpu"), len(sources)
+    session = backend.start(sources, Room(width=2, capacity=9, depth=4, num_children=3))
+    session.root(probe_group([[]], [0], batch, cpu))
+    tokens = [0, 8, 9, 10]
+    session.expand(probe_group([[1], [2]], tokens, batch, cpu))
+    fresh = sources[0].flip(-1) if family == "whisper" else [12, 30, 2]
+    children = session.refill(probe_group([[]], [0], batch, cpu), {1: fresh})
+    expected = plain_log_probs(model, fresh, [prompt])[0]
+    assert torch.allclose(
+        children.log_prob[1, 0].double(), expected[children.token[1, 0]], atol=1e-4
+    )
+    with torch.inference_mode():
+        logits = session.logits(probe_group([[1], [1, 3]], tokens, batch, cpu))
+    for row, source in ((0, sources[0]), (1, fresh), (2, sources[2])):
+        for place, path in enumerate(([8], [8, 10])):
+            mine = logits[row, place].log_softmax(-1).double()
+            plain = plain_log_probs(model, source, [prompt + path])[0]
+            finite = plain.isfinite()
+            assert torch.allclose(mine[finite], plain[finite], atol=1e-4)
 
 
 def fed_by_generate(model: Any, source: Any) -> list[int]:

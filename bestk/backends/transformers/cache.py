@@ -34,7 +34,8 @@ class Layout:
     prompt_size: int  # places for the prompt: the longest of the batch, or its bucket
     capacity: int  # places after the prompt; the last one is scratch
     used: int = 0  # places that hold something, scratch aside
-    write: Int[Tensor, "batch group"] | None = None  # None while the prompt is read
+    write: Int[Tensor, "batch group"] | None = None  # None while prompts are read
+    rows: Int[Tensor, " read"] | None = None  # which searches' prompts are read; None for all
 
     @property
     def size(self) -> int:
@@ -44,6 +45,16 @@ class Layout:
     def place(self, slot: Int[Tensor, "*nodes"]) -> Int[Tensor, "*nodes"]:
         """Map tree slots to places; the tree's scratch slot becomes the last place."""
         return self.prompt_size + slot - 1
+
+    def advance(self, group: Group, *, reads_all: bool) -> None:
+        """Point at the places of a group; with `reads_all` every place stays in view."""
+        self.write = self.place(group.slot)
+        if reads_all:
+            self.used = self.size
+        elif group.slot.device.type == "cpu":
+            self.used = int(self.write.masked_fill(~group.is_valid, self.prompt_size - 1).max()) + 1
+        else:  # a bound that needs no answer from the device
+            self.used = min(self.used + group.slot.shape[1], self.size - 1)
 
     def positions(self, group: Group) -> Int[Tensor, "batch group"]:
         """Return the position of every node: its depth after the prompt's own length."""
@@ -71,8 +82,8 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        batch, heads, _, head_size = key_states.shape
-        size = self.layout.size
+        _, heads, _, head_size = key_states.shape
+        batch, size = len(self.layout.prompt_length), self.layout.size
         self.keys = key_states.new_zeros(batch, heads, size, head_size)
         self.values = value_states.new_zeros(batch, heads, size, value_states.shape[-1])
         self.is_initialized = True
@@ -87,15 +98,25 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert self.values is not None
         write = self.layout.write
         if write is None:
-            length = key_states.shape[2]
-            self.keys[:, :, :length] = key_states
-            self.values[:, :, :length] = value_states
+            self._store_prompts(key_states, value_states)
             return key_states, value_states
         place = write.to(self.device)[:, None, :, None]
         self.keys.scatter_(2, place.expand_as(key_states), key_states)
         self.values.scatter_(2, place.expand_as(value_states), value_states)
         used = self.layout.used
         return self.keys[:, :, :used], self.values[:, :, :used]
+
+    def _store_prompts(self, key_states: Tensor, value_states: Tensor) -> None:
+        assert self.keys is not None
+        assert self.values is not None
+        length, rows = key_states.shape[2], self.layout.rows
+        if rows is None:
+            self.keys[:, :, :length] = key_states
+            self.values[:, :, :length] = value_states
+        else:
+            rows = rows.to(self.device)
+            self.keys[:, :, :length].index_copy_(0, rows, key_states)
+            self.values[:, :, :length].index_copy_(0, rows, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (query_length if self.layout.write is None else self.layout.used), 0

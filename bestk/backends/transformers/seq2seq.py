@@ -9,23 +9,23 @@ prefixes are recomputed instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
 
 from bestk.backends.base import Children, Group, Room, Session, Shaper, shaped_children
-from bestk.backends.transformers.adapters import positions_for
+from bestk.backends.transformers.adapters import Positions, positions_for
 from bestk.backends.transformers.cache import Layout, tree_cache
 from bestk.backends.transformers.decoder_prompt import setting
-from bestk.backends.transformers.model import pad_right
 from bestk.backends.transformers.prefix import PrefixSession
 from bestk.backends.transformers.probe import window
 from bestk.backends.transformers.seq2seq_probe import find_obstacle
+from bestk.backends.transformers.source_cache import SourcePlaces, source_cache
 from bestk.backends.transformers.sources import Encoded, Seq2SeqCheckpoint, Source
 
 logger = logging.getLogger("bestk")
@@ -64,18 +64,15 @@ class Seq2SeqBackend:
         """Return what texts start with; None stands for a language that each source decides."""
         return tuple(self.checkpoint.prompt)
 
-    @torch.inference_mode()
     def start(self, prompts: Sequence[Any], room: Room, shaper: Shaper | None = None) -> Session:
-        """Encode the sources and open a session over them; each is token ids, or features."""
-        sources: list[Source] = list(prompts)
-        obstacle = self.obstacle(sources[0], len(self.decoder_prompt) + room.depth)
-        encoded = self.checkpoint.encode(sources)
+        """Open a session over sources; each is token ids, or a tensor of features."""
+        obstacle = self.obstacle(prompts[0], len(self.decoder_prompt) + room.depth)
         if obstacle is None:
-            return Seq2SeqTreeSession(self.checkpoint, encoded, room, shaper)
+            return Seq2SeqTreeSession(self.checkpoint, prompts, room, shaper)
         if obstacle not in self._noticed:
             self._noticed.add(obstacle)
             logger.warning("%s: recomputing prefixes, %s", self.name, obstacle)
-        return Seq2SeqPrefixSession(self.checkpoint, encoded, room, shaper)
+        return Seq2SeqPrefixSession(self.checkpoint, prompts, room, shaper)
 
     def obstacle(self, source: Source, length: int) -> str | None:
         """Say why texts of this length cannot share a cache, None if they can.
@@ -99,44 +96,50 @@ class Seq2SeqTreeSession:
     def __init__(
         self,
         checkpoint: Seq2SeqCheckpoint,
-        encoded: Encoded,
+        sources: Sequence[Source],
         room: Room,
         shaper: Shaper | None = None,
     ) -> None:
         self.checkpoint = checkpoint
-        self.encoded = encoded
+        self.sources: dict[int, Source] = dict(enumerate(sources))
         self.shaper = shaper
         self.num_children = room.num_children
         self.forbidden = Forbidden(checkpoint)
-        tokens, lengths = pad_right(encoded.prompts, checkpoint.device)
+        batch, size, device = len(sources), len(checkpoint.prompt), checkpoint.device
+        self.tokens = torch.zeros(batch, size, dtype=torch.int64, device=device)
         self.layout = Layout(
-            prompt_length=lengths,
-            prompt_size=tokens.shape[1],
+            prompt_length=torch.full((batch,), size, device=device),
+            prompt_size=size,
             capacity=room.capacity,
-            used=tokens.shape[1],
+            used=size,
         )
-        self.cache: Any = EncoderDecoderCache(tree_cache(self.layout), DynamicCache())
-        positions = positions_for(
-            checkpoint.model, checkpoint.accepts, tokens, tokens.shape[1] + room.depth
+        # The room may know of longer sources to come.
+        self.places = SourcePlaces(max([*map(len, sources), getattr(room, "prompt_size", 0)]))
+        self.source: dict[str, Any] = {}
+        self.cache: Any = EncoderDecoderCache(
+            tree_cache(self.layout), source_cache(self.layout, self.places)
         )
-        if positions is None:
-            raise ValueError("its decoder takes no positions")
-        self.positions = positions
-        self.source = encoded.options()
-        # Four axes, so that no forward call has to build, or look into, a mask of its own.
-        mask = encoded.mask
-        self.source_mask = None if mask is None else self._mask(mask[:, None, None])
+        self.positions = self._positions(size + room.depth)
+
+    def root(self, group: Group) -> Children:
+        """Encode the sources and read the decoder's prompts; the last token gives the children."""
+        return self.refill(group, self.sources)
 
     @torch.inference_mode()
-    def root(self, group: Group) -> Children:
-        """Read the decoder's prompts into the cache; the last token gives the root's children."""
-        logits = self.checkpoint.last_logits(
-            self.encoded.prompts,
-            **self.encoded.options(),
-            past_key_values=self.cache,
-            use_cache=True,
+    def refill(self, group: Group, sources: Mapping[int, Source]) -> Children:
+        """Read new sources for some of the searches; the other rows of the result mean nothing."""
+        encoded = self.checkpoint.encode(list(sources.values()))
+        layout, device = self.layout, self.checkpoint.device
+        rows = torch.tensor(list(sources), device=device)
+        self.tokens.index_copy_(0, rows, torch.tensor(encoded.prompts, device=device))
+        self._place(encoded, rows)
+        layout.write, layout.rows = None, rows
+        self.cache.is_updated.clear()
+        last = self.checkpoint.last_logits(
+            encoded.prompts, **encoded.options(), past_key_values=self.cache, use_cache=True
         )
-        logits = self.forbidden.at_start(logits[:, None])
+        logits = last.new_zeros(len(self.tokens), 1, last.shape[-1])
+        logits.index_copy_(0, rows, self.forbidden.at_start(last[:, None]))
         return shaped_children(group, logits, self.num_children, self.shaper)
 
     @torch.inference_mode()
@@ -145,23 +148,23 @@ class Seq2SeqTreeSession:
         logits = self.forbidden.later(self.logits(group))
         return shaped_children(group, logits, self.num_children, self.shaper)
 
-    def logits(self, group: Group) -> Tensor:
+    def logits(self, group: Group) -> Float[Tensor, "batch group vocab"]:
         """Return the logits after every node of the group, and keep its keys and values."""
-        layout = self.layout
-        width = group.token.shape[1]
-        layout.used = min(layout.used + width, layout.size - 1)
+        layout, width = self.layout, group.token.shape[1]
+        layout.advance(group, reads_all=False)
         if width == 1 and not self.checkpoint.can_mask_one:
             group = _doubled(group, scratch=layout.capacity)
-        layout.write = layout.place(group.slot)
-        if self.source_mask is not None:
-            mask = self.source_mask.expand(-1, -1, group.token.shape[1], -1)
-            self.source["attention_mask"] = mask
-        with self.positions.given(layout, group) as options:
+            layout.write = layout.place(group.slot)
+        options = dict(self.source)
+        if "attention_mask" in options:
+            seen = options["attention_mask"]
+            options["attention_mask"] = seen.expand(-1, -1, group.token.shape[1], -1)
+        with self.positions.given(layout, group) as given:
             output = self.checkpoint.model(
                 decoder_input_ids=group.token.clamp(min=0),
                 decoder_attention_mask=self._mask(layout.mask(group)),
-                **self.source,
                 **options,
+                **given,
                 past_key_values=self.cache,
                 use_cache=True,
             )
@@ -169,7 +172,36 @@ class Seq2SeqTreeSession:
         return logits[:, :width]
 
     def close(self) -> None:
+        """Let go of the caches."""
         self.cache = None
+        self.source = {}
+
+    def _positions(self, size: int) -> Positions:
+        model, accepts = self.checkpoint.model, self.checkpoint.accepts
+        positions = positions_for(model, accepts, self.tokens, size)
+        if positions is None:
+            raise ValueError("its decoder takes no positions")
+        return positions
+
+    def _place(self, encoded: Encoded, rows: Int[Tensor, " read"]) -> None:
+        """Make room for the longest source to come, and say which places these sources fill."""
+        batch, is_text = len(self.tokens), self.checkpoint.reads_text
+        _, places, width = encoded.hidden.shape
+        if not self.source:
+            self.places.size = max(self.places.size, places) if is_text else places
+            size = self.places.size
+            # The keys and values are cached: of the encoder's output only the shape is looked at.
+            shape = encoded.hidden.new_zeros(1, 1, 1).expand(batch, size, width)
+            self.source = {"encoder_outputs": encoded.kind(last_hidden_state=shape)}
+            if is_text:
+                visible = torch.zeros(batch, 1, 1, size, dtype=torch.bool, device=rows.device)
+                # Four axes, so that no forward call has to build, or look into, a mask of its own.
+                self.source["attention_mask"] = self._mask(visible)
+        if is_text:
+            visible = torch.zeros(len(rows), 1, 1, self.places.size, device=rows.device)
+            visible[..., :places] = 1 if encoded.mask is None else encoded.mask[:, None, None]
+            mask = self._mask(visible.bool())
+            self.source["attention_mask"].index_copy_(0, rows, mask)
 
     def _mask(self, visible: Bool[Tensor, "batch 1 queries places"]) -> Tensor:
         if self.checkpoint.config._attn_implementation == "sdpa":
@@ -185,23 +217,35 @@ class Seq2SeqPrefixSession(PrefixSession):
     def __init__(
         self,
         checkpoint: Seq2SeqCheckpoint,
-        encoded: Encoded,
+        sources: Sequence[Source],
         room: Room,
         shaper: Shaper | None = None,
     ) -> None:
-        super().__init__(checkpoint, encoded.prompts, room.num_children, shaper)
+        super().__init__(checkpoint, [[] for _ in sources], room.num_children, shaper)
         self.model = checkpoint
-        self.encoded = encoded
+        self.sources: dict[int, Source] = dict(enumerate(sources))
+        self.parts: dict[int, Encoded] = {}
         self.forbidden = Forbidden(checkpoint)
 
-    @torch.inference_mode()
     def root(self, group: Group) -> Children:
+        """Encode the sources and read the decoder's prompts."""
+        return self.refill(group, self.sources)
+
+    @torch.inference_mode()
+    def refill(self, group: Group, sources: Mapping[int, Source]) -> Children:
+        """Read new sources for some of the searches; the other rows of the result mean nothing."""
+        encoded = self.model.encode(list(sources.values()))
+        for row, hidden, prompt in zip(sources, encoded.rows(), encoded.prompts, strict=True):
+            self.parts[row] = Encoded(hidden[None], None, [prompt], encoded.kind)
+            self.prompts[row] = prompt
+        self.encoded = Encoded.joined([self.parts[row] for row in sorted(self.parts)])
         rows = torch.arange(len(self.prompts), device=group.slot.device)
         logits = self.forbidden.at_start(self.read(self.prompts, rows)[:, None])
         return shaped_children(group, logits, self.num_children, self.shaper)
 
     @torch.inference_mode()
     def expand(self, group: Group) -> Children:
+        """Read the prefixes of all nodes, each over its own source."""
         logits = self.forbidden.later(self.logits(group))
         return shaped_children(group, logits, self.num_children, self.shaper)
 

@@ -79,7 +79,7 @@ class _Probe:
         room = Room(width=2, capacity=_NUM_SLOTS, depth=4, num_children=1)
         worst = 0.0
         try:
-            session = make(self.checkpoint, self.checkpoint.encode(self.sources), room)
+            session = make(self.checkpoint, self.sources, room)
             session.root(self._group([[]]))
             for call in _CALLS:
                 logits = session.logits(self._group(call))

@@ -7,13 +7,12 @@ Knows plain forward passes over them; knows nothing of trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutput
 
 from bestk.backends.transformers.decoder_prompt import DecoderPrompt, decoder_prompt, setting
 from bestk.backends.transformers.model import Checkpoint, pad_right
@@ -32,7 +31,26 @@ class Encoded:
     hidden: Float[Tensor, "batch places size"]
     mask: Bool[Tensor, "batch places"] | None  # None where no row is padded
     prompts: list[list[int]]  # the decoder's
-    kind: Any = BaseModelOutput  # the class that this model's encoder returns
+    kind: Any  # the class that this model's encoder returns
+
+    @classmethod
+    def joined(cls, parts: Sequence[Encoded]) -> Encoded:
+        """Put sources that were encoded apart into one batch."""
+        rows = [row for part in parts for row in part.rows()]
+        hidden = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        mask = None
+        if len({len(row) for row in rows}) > 1:
+            lengths = torch.tensor([len(row) for row in rows], device=hidden.device)
+            mask = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+        prompts = [prompt for part in parts for prompt in part.prompts]
+        return cls(hidden, mask, prompts, parts[0].kind)
+
+    def rows(self) -> list[Float[Tensor, "places size"]]:
+        """Return each source's own part, without its padding."""
+        if self.mask is None:
+            return list(self.hidden)
+        lengths = self.mask.sum(dim=1).tolist()
+        return [hidden[:length] for hidden, length in zip(self.hidden, lengths, strict=True)]
 
     def options(self, rows: Int[Tensor, " nodes"] | None = None) -> dict[str, Any]:
         """Return what `forward` needs instead of the sources themselves."""
@@ -75,19 +93,17 @@ class Seq2SeqCheckpoint(Checkpoint):
         return self._limit("max_encoder_position_embeddings") if self.reads_text else None
 
     def encode(self, sources: Sequence[Source]) -> Encoded:
-        """Run the encoder once over all sources."""
+        """Run the encoder once over all sources, one at a time if padding disturbs it."""
         if not self.reads_text:
-            hidden = self._run_encoder(self._stack(sources), None)
-            return Encoded(hidden, None, self._prompts(hidden), self._kind)
-        rows = [[int(token) for token in source] for source in sources]
-        if self.can_pad:
-            hidden, lengths = self._encode_padded(rows)
-        else:
-            hidden, lengths = self._encode_singly(rows)
-        places = torch.arange(hidden.shape[1], device=self.device)
-        mask = places < lengths[:, None]
-        is_padded = len({len(row) for row in rows}) > 1
-        return Encoded(hidden, mask if is_padded else None, self._prompts(hidden), self._kind)
+            return self._run_encoder(self._stack(sources), None)
+        if not self.can_pad and len(sources) > 1:
+            return Encoded.joined([self.encode([source]) for source in sources])
+        tokens, lengths = pad_right(cast("Sequence[Sequence[int]]", sources), self.device)
+        mask = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
+        padding = setting(self.model, "pad_token_id")
+        if padding is not None:
+            tokens = tokens.where(mask, padding)
+        return self._run_encoder(tokens, mask)
 
     def read(
         self, encoded: Encoded, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
@@ -104,38 +120,18 @@ class Seq2SeqCheckpoint(Checkpoint):
             logits[equal] = self.last_logits(chosen, **options, use_cache=False).float()
         return logits
 
-    def _encode_padded(
-        self, rows: list[list[int]]
-    ) -> tuple[Float[Tensor, "batch places size"], Int[Tensor, " batch"]]:
-        tokens, lengths = pad_right(rows, self.device)
-        mask = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
-        padding = setting(self.model, "pad_token_id")
-        if padding is not None:
-            tokens = tokens.where(mask, padding)
-        return self._run_encoder(tokens, mask.long()), lengths
-
-    def _encode_singly(
-        self, rows: list[list[int]]
-    ) -> tuple[Float[Tensor, "batch places size"], Int[Tensor, " batch"]]:
-        """Encode one source at a time: for encoders that padding disturbs."""
-        each = [self._encode_padded([row])[0][0] for row in rows]
-        lengths = torch.tensor([len(hidden) for hidden in each], device=self.device)
-        return torch.nn.utils.rnn.pad_sequence(each, batch_first=True), lengths
-
-    def _run_encoder(
-        self, source: Tensor, mask: Int[Tensor, "batch places"] | None
-    ) -> Float[Tensor, "batch places size"]:
-        options = {} if mask is None else {"attention_mask": mask}
+    def _run_encoder(self, source: Tensor, mask: Bool[Tensor, "batch places"] | None) -> Encoded:
         encoder = self.model.get_encoder()
         attention = getattr(encoder, "attention_type", None)
+        options = {} if mask is None else {"attention_mask": mask.long()}
         output = encoder(**{self.source_input: source}, **options)
         if attention != getattr(encoder, "attention_type", None):
             encoder.set_attention_type(
                 attention
             )  # BigBird's leaves block-sparse for good otherwise
-        self._kind = type(output)
-        hidden: Tensor = output.last_hidden_state.to(self.device)
-        return hidden
+        hidden = output.last_hidden_state.to(self.device)
+        encoded = Encoded(hidden, mask, [], type(output))
+        return replace(encoded, prompts=self._prompts(encoded))
 
     def _stack(self, sources: Sequence[Source]) -> Tensor:
         tensors = [source for source in sources if isinstance(source, Tensor)]
@@ -155,23 +151,20 @@ class Seq2SeqCheckpoint(Checkpoint):
             raise PromptError(f"features of one batch must have one shape, got {sorted(shapes)}")
         return torch.stack(tensors).to(self.device, self.dtype)
 
-    def _prompts(self, hidden: Float[Tensor, "batch places size"]) -> list[list[int]]:
+    def _prompts(self, encoded: Encoded) -> list[list[int]]:
+        batch = len(encoded.hidden)
         if None not in self.prompt:
-            return [[int(token) for token in self.prompt if token is not None]] * len(hidden)
-        languages = self._detect_languages(hidden)
+            return [[token for token in self.prompt if token is not None]] * batch
         return [
             [language if token is None else token for token in self.prompt]
-            for language in languages
+            for language in self._detect_languages(encoded)
         ]
 
-    def _detect_languages(self, hidden: Float[Tensor, "batch places size"]) -> list[int]:
+    def _detect_languages(self, encoded: Encoded) -> list[int]:
         """Take the likeliest language token after the start token, as Whisper's `generate` does."""
         known = sorted(setting(self.model, "lang_to_id").values())
-        starts = [self.prompt[:1]] * len(hidden)
-        encoded = Encoded(hidden, None, [], self._kind)
-        logits = self.last_logits(
-            cast("list[list[int]]", starts), **encoded.options(), use_cache=False
-        )
+        starts = cast("list[list[int]]", [self.prompt[:1]] * len(encoded.hidden))
+        logits = self.last_logits(starts, **encoded.options(), use_cache=False)
         best = logits[:, known].argmax(dim=-1)
         return [known[i] for i in best.tolist()]
 
