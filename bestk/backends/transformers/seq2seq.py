@@ -135,7 +135,7 @@ class Seq2SeqTreeSession:
         self._place(encoded, rows)
         layout.write, layout.rows = None, rows
         self.cache.is_updated.clear()
-        last = self.checkpoint.last_logits(
+        last = self.checkpoint.logits_after(
             encoded.prompts, **encoded.options(), past_key_values=self.cache, use_cache=True
         )
         logits = last.new_zeros(len(self.tokens), 1, last.shape[-1])

@@ -96,7 +96,7 @@ class _Probe:
     def _plain(self, encoded: Encoded, path: list[int]) -> Tensor:
         sequence = [*encoded.prompts[0], *(self.tokens[slot] for slot in path)]
         options = encoded.options()
-        return self.checkpoint.last_logits([sequence], **options, use_cache=False)[0]
+        return self.checkpoint.logits_after([sequence], **options, use_cache=False)[0]
 
     def _group(self, paths: list[list[int]]) -> Group:
         device = self.checkpoint.device

@@ -111,14 +111,20 @@ class Seq2SeqCheckpoint(Checkpoint):
         """Return the logits after whole decoder sequences, each over the source of its row."""
         rows = rows.to(self.device)
         if self.can_pad_prefixes:
-            return self.last_logits(sequences, **encoded.options(rows), use_cache=False)
+            return self.logits_after(sequences, **encoded.options(rows), use_cache=False)
         logits = torch.zeros(len(sequences), self.vocab_size, device=self.device)
         for length in {len(sequence) for sequence in sequences}:
             equal = [i for i, sequence in enumerate(sequences) if len(sequence) == length]
             options = encoded.options(rows[equal])
             chosen = [sequences[i] for i in equal]
-            logits[equal] = self.last_logits(chosen, **options, use_cache=False).float()
+            logits[equal] = self.logits_after(chosen, **options, use_cache=False).float()
         return logits
+
+    def logits_after(
+        self, sequences: Sequence[Sequence[int]], **options: Any
+    ) -> Float[Tensor, "nodes vocab"]:
+        """Return the logits after whole decoder sequences, over the sources in `options`."""
+        return self.last_logits(sequences, **options)
 
     def _run_encoder(self, source: Tensor, mask: Bool[Tensor, "batch places"] | None) -> Encoded:
         encoder = self.model.get_encoder()
@@ -164,7 +170,7 @@ class Seq2SeqCheckpoint(Checkpoint):
         """Take the likeliest language token after the start token, as Whisper's `generate` does."""
         known = sorted(setting(self.model, "lang_to_id").values())
         starts = cast("list[list[int]]", [self.prompt[:1]] * len(encoded.hidden))
-        logits = self.last_logits(starts, **encoded.options(), use_cache=False)
+        logits = self.logits_after(starts, **encoded.options(), use_cache=False)
         best = logits[:, known].argmax(dim=-1)
         return [known[i] for i in best.tolist()]
 
