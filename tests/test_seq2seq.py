@@ -50,6 +50,15 @@ def plain_log_probs(model: Any, source: Any, prefixes: list[list[int]]) -> Any:
     return logits.log_softmax(-1).double()
 
 
+def tokens_to(tree: Any, slot: int) -> list[int]:
+    """Follow the parents of a slot to the root."""
+    tokens: list[int] = []
+    while slot > 0:
+        tokens.insert(0, int(tree.token[slot]))
+        slot = int(tree.parent[slot])
+    return tokens
+
+
 def worst_difference(model: Any, source: Any, result: bestk.SearchResult) -> float:
     """Compare every child of every expanded node with the plain forward pass of its prefix."""
     prompt = list(bestk.from_transformers(model).backend.decoder_prompt)
@@ -58,7 +67,7 @@ def worst_difference(model: Any, source: Any, result: bestk.SearchResult) -> flo
     worst = 0.0
     for depth in range(int(tree.depth.max()) + 1):
         slots = (tree.depth == depth).nonzero()[:, 0].tolist()
-        expected = plain_log_probs(model, source, [prompt + tree.tokens_to(s) for s in slots])
+        expected = plain_log_probs(model, source, [prompt + tokens_to(tree, s) for s in slots])
         for slot, log_probs in zip(slots, expected, strict=True):
             mine = tree.child_parent == slot
             difference = tree.child_log_prob[mine] - log_probs[tree.child_token[mine].long()]
