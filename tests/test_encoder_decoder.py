@@ -81,9 +81,10 @@ def test_a_batch_of_texts_equals_one_by_one(trained: tuple[Any, Any]) -> None:
     lm = bestk.from_transformers(*trained)
     sources = words(6)
     together = bestk.search(lm, sources, max_new_tokens=LONGEST)
-    for source, batched in zip(sources, together, strict=True):
+    in_pairs = bestk.search(lm, sources, max_new_tokens=LONGEST, batch_size=2)
+    for source, batched, paired in zip(sources, together, in_pairs, strict=True):
         alone = bestk.search(lm, source, max_new_tokens=LONGEST)
-        assert alone.texts == batched.texts
+        assert alone.texts == batched.texts == paired.texts
         assert [h.token_ids for h in alone.hypotheses] == [h.token_ids for h in batched.hypotheses]
 
 

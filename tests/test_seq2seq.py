@@ -19,6 +19,7 @@ from bestk.backends.transformers import adapters
 from bestk.backends.transformers.cache import Layout
 from bestk.backends.transformers.probe import probe_group
 from bestk.backends.transformers.seq2seq import Seq2SeqBackend, Seq2SeqPrefixSession
+from bestk.backends.transformers.sources import Encoded
 from bestk.errors import ModelError, OptionError, PromptError
 
 OPTIONS: dict[str, Any] = {
@@ -233,6 +234,25 @@ def test_a_search_can_take_the_place_of_another(family: str) -> None:
             plain = plain_log_probs(model, source, [prompt + path])[0]
             finite = plain.isfinite()
             assert torch.allclose(mine[finite], plain[finite], atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "m2m100", "whisper", "bert2bert"])
+@torch.inference_mode()
+def test_sources_may_be_encoded_already(family: str) -> None:
+    """As they are for whoever is called from inside `generate`."""
+    model, sources = tiny(family), sources_for(family)
+    prompts, cpu = [[3, 9, 10], [3, 9, 30], [3, 12, 8]], torch.device("cpu")
+    parts = []
+    for source, prompt in zip(sources, prompts, strict=True):
+        output = model.get_encoder()(**source_options(source))
+        parts.append(Encoded(output.last_hidden_state, None, [prompt], type(output)))
+    backend = Seq2SeqBackend(model, decoder_prompt=prompts[0])
+    session = backend.start(parts, Room(width=2, capacity=9, depth=4, num_children=3))
+    session.root(probe_group([[]], [0], len(sources), cpu))
+    logits = session.logits(probe_group([[1], [2]], [0, 8, 9], len(sources), cpu))
+    for row, source in enumerate(sources):
+        plain = plain_log_probs(model, source, [prompts[row] + [8], prompts[row] + [9]])
+        assert torch.allclose(logits[row].log_softmax(-1).double(), plain, atol=1e-4)
 
 
 def fed_by_generate(model: Any, source: Any) -> list[int]:

@@ -65,7 +65,7 @@ class Seq2SeqBackend:
         return tuple(self.checkpoint.prompt)
 
     def start(self, prompts: Sequence[Any], room: Room, shaper: Shaper | None = None) -> Session:
-        """Open a session over sources; each is token ids, or a tensor of features."""
+        """Open a session over sources: token ids, tensors of features, or `Encoded` of one row."""
         obstacle = self.obstacle(prompts[0], len(self.decoder_prompt) + room.depth)
         if obstacle is None:
             return Seq2SeqTreeSession(self.checkpoint, prompts, room, shaper)

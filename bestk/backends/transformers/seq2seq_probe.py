@@ -8,6 +8,7 @@ from the plain answer the model is refused, since no answer is better than a wro
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,6 +108,8 @@ def _sources(checkpoint: Seq2SeqCheckpoint, source: Source) -> list[Any]:
     """Make two short texts of unequal lengths; of features, the given ones and some changed."""
     if isinstance(source, Tensor):
         return [source, source.flip(-1)]
+    if isinstance(source, Encoded) and not checkpoint.reads_text:
+        return [source, replace(source, hidden=source.hidden.flip(-1))]
     vocab = checkpoint.vocab_size
     return [_some(6, 11, vocab), _some(3, 23, vocab)]
 

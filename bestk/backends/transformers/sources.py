@@ -1,7 +1,7 @@
 """What an encoder-decoder is told once per source: the encoder's output and the decoder's prompt.
 
-A source is a list of token ids, or a tensor of features for models that read sound or pictures.
-Knows plain forward passes over them; knows nothing of trees.
+A source is a list of token ids, a tensor of features for models that read sound or pictures, or
+what somebody else has encoded already. Knows plain forward passes; knows nothing of trees.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from torch import Tensor
 from bestk.backends.transformers.decoder_prompt import DecoderPrompt, decoder_prompt, setting
 from bestk.backends.transformers.model import Checkpoint, pad_right
 from bestk.errors import PromptError
-
-Source = Sequence[int] | Tensor
 
 # Encoders with one of these look at blocks of the source, which padding moves or mixes into them.
 _SPARSE = ("attention_window", "encoder_attention_type", "block_size")
@@ -45,6 +43,9 @@ class Encoded:
         prompts = [prompt for part in parts for prompt in part.prompts]
         return cls(hidden, mask, prompts, parts[0].kind)
 
+    def __len__(self) -> int:
+        return self.hidden.shape[1]
+
     def rows(self) -> list[Float[Tensor, "places size"]]:
         """Return each source's own part, without its padding."""
         if self.mask is None:
@@ -59,6 +60,9 @@ class Encoded:
         if self.mask is not None:
             options["attention_mask"] = (self.mask if rows is None else self.mask[rows]).long()
         return options
+
+
+Source = Sequence[int] | Tensor | Encoded
 
 
 class Seq2SeqCheckpoint(Checkpoint):
@@ -94,6 +98,10 @@ class Seq2SeqCheckpoint(Checkpoint):
 
     def encode(self, sources: Sequence[Source]) -> Encoded:
         """Run the encoder once over all sources, one at a time if padding disturbs it."""
+        encoded = [source for source in sources if isinstance(source, Encoded)]
+        if encoded:
+            assert len(encoded) == len(sources), "sources are encoded all or none"
+            return Encoded.joined(encoded)
         if not self.reads_text:
             return self._run_encoder(self._stack(sources), None)
         if not self.can_pad and len(sources) > 1:
