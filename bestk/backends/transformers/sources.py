@@ -119,14 +119,21 @@ class Seq2SeqCheckpoint(Checkpoint):
         """Return the logits after whole decoder sequences, each over the source of its row."""
         rows = rows.to(self.device)
         if self.can_pad_prefixes:
-            return self.logits_after(sequences, **encoded.options(rows), use_cache=False)
+            return self._read_padded(encoded, sequences, rows)
         logits = torch.zeros(len(sequences), self.vocab_size, device=self.device)
         for length in {len(sequence) for sequence in sequences}:
             equal = [i for i, sequence in enumerate(sequences) if len(sequence) == length]
-            options = encoded.options(rows[equal])
             chosen = [sequences[i] for i in equal]
-            logits[equal] = self.logits_after(chosen, **options, use_cache=False).float()
+            logits[equal] = self._read_padded(encoded, chosen, rows[equal]).float()
         return logits
+
+    def _read_padded(
+        self, encoded: Encoded, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
+    ) -> Float[Tensor, "nodes vocab"]:
+        options = encoded.options(rows)
+        if self.reads_text:  # FSMT hides the future only where it is given some
+            options["input_ids"] = torch.zeros_like(rows)[:, None]
+        return self.logits_after(sequences, **options, use_cache=False)
 
     def logits_after(
         self, sequences: Sequence[Sequence[int]], **options: Any
