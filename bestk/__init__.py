@@ -18,11 +18,14 @@ from bestk.version import __version__
 
 if TYPE_CHECKING:
     from bestk.api import Run, best_first, search, stream
-    from bestk.language_model import LanguageModel
+    from bestk.encoder_decoder import EncoderDecoderModel
+    from bestk.language_model import Features, LanguageModel
     from bestk.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
 
 _HOMES = {
+    "EncoderDecoderModel": "bestk.encoder_decoder",
+    "Features": "bestk.language_model",
     "Hypothesis": "bestk.result",
     "LanguageModel": "bestk.language_model",
     "Run": "bestk.api",
@@ -36,6 +39,8 @@ _HOMES = {
 
 __all__ = [
     "BestKError",
+    "EncoderDecoderModel",
+    "Features",
     "Hypothesis",
     "LanguageModel",
     "Run",
