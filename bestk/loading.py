@@ -123,15 +123,15 @@ def _from_pretrained(
     placing = {} if device_map is None else {"device_map": device_map}
     try:
         loader = _loader(source, options)
-        model = loader.from_pretrained(source, dtype=dtype, **placing, **options)
-    except (OSError, ValueError) as error:
+        model: Any = loader.from_pretrained(source, dtype=dtype, **placing, **options)
+    except Exception as error:  # each of the libraries that read weights has errors of its own
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
     tokenizer = _tokenizer(source, name, options)
     if device_map is None:
         try:
             model = model.to(place)
         except (RuntimeError, AssertionError) as error:
-            raise OptionError(f"device {device} cannot be used: {_first_line(error)}") from error
+            raise OptionError(f"device {place} cannot be used: {_first_line(error)}") from error
     return model, tokenizer
 
 
