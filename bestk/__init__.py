@@ -19,12 +19,15 @@ from bestk.version import __version__
 if TYPE_CHECKING:
     from bestk.api import best_first, search, stream
     from bestk.drop_in import generate
-    from bestk.language_model import LanguageModel
+    from bestk.encoder_decoder import EncoderDecoderModel
+    from bestk.language_model import Features, LanguageModel
     from bestk.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
     from bestk.run import Run
 
 _HOMES = {
+    "EncoderDecoderModel": "bestk.encoder_decoder",
+    "Features": "bestk.language_model",
     "Hypothesis": "bestk.result",
     "LanguageModel": "bestk.language_model",
     "Run": "bestk.run",
@@ -39,6 +42,8 @@ _HOMES = {
 
 __all__ = [
     "BestKError",
+    "EncoderDecoderModel",
+    "Features",
     "Hypothesis",
     "LanguageModel",
     "Run",

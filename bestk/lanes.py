@@ -64,7 +64,7 @@ class Lanes:
     def fill(self, prompts: Mapping[int, Sequence[int]]) -> None:
         """Start a search for each of these prompts, in the lane given with it."""
         self.searches.timed_out -= set(prompts)
-        if self.graphs is None:
+        if self.graphs is None or not hasattr(self.session, "read"):
             device = self.backend.device
             rows = torch.tensor(list(prompts), device=device)
             self.searches.begin(lambda group: self.session.refill(group, prompts), rows)

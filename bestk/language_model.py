@@ -6,14 +6,39 @@ Knows prompts (text, token ids, chat messages) and decoding; knows nothing of se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from bestk.backends.base import Backend
 from bestk.errors import ModelError, PromptError
 from bestk.lanes import LanesCache
 
 Message = dict[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class Features:
+    """A prompt that is no text: what a model's processor made of one sound or picture.
+
+    `values` are a tensor or array without a batch axis, for Whisper [mel bins, frames].
+    """
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def tensor(self) -> Any:
+        """Return the values as a tensor."""
+        import torch
+
+        return torch.as_tensor(self.values)
+
+    def to_json(self) -> dict[str, list[int]]:
+        """Say what the prompt was; the values themselves are not kept."""
+        return {"features": list(self.tensor().shape)}
+
+    def __repr__(self) -> str:
+        return f"Features{tuple(self.tensor().shape)}"
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | Features
 
 
 class LanguageModel:
@@ -33,8 +58,8 @@ class LanguageModel:
         """Say whether the model comes with a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Turn a prompt of any kind into token ids."""
+    def encode(self, prompt: Prompt) -> Any:
+        """Turn a prompt of any kind into what the backend reads: token ids."""
         if isinstance(prompt, str):
             if not prompt.strip():
                 raise PromptError("the prompt is empty: give at least one word")
@@ -139,8 +164,8 @@ class LanguageModel:
         return [int(token) for token in ids]
 
 
-def is_batch(prompts: Any) -> bool:
+def is_batch(prompts: Any) -> TypeGuard[Sequence[Any]]:
     """Tell a list of prompts from one prompt, which may itself be a list of ids or messages."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         return False
-    return not prompts or isinstance(prompts[0], str | Sequence)
+    return not prompts or isinstance(prompts[0], str | Sequence | Features)

@@ -10,10 +10,12 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bestk.config import DEFAULT_MODEL, DTYPES
+from bestk.encoder_decoder import make_encoder_decoder
 from bestk.errors import ModelError, OptionError, unknown
 from bestk.language_model import LanguageModel
 
@@ -33,11 +35,14 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     compile: bool = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    decoder_prompt: Sequence[int] | None = None,
 ) -> LanguageModel:
-    """Load a model by short name, folder or hub name.
+    """Load a model by short name, folder or hub name; its config tells what kind it is.
 
     `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
-    if there is one. `compile` is explained at `from_transformers`.
+    if there is one. `compile` and what comes after it are explained at `from_transformers`.
     """
     name = str(name)
     source = _smollm2() if name == "smollm2" else name
@@ -46,27 +51,56 @@ def load(
     if revision is not None:
         options["revision"] = revision
     model, tokenizer = _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
-    return from_transformers(model, tokenizer, name, compile=compile)
+    return from_transformers(
+        model,
+        tokenizer,
+        name,
+        compile=compile,
+        src_lang=src_lang,
+        tgt_lang=tgt_lang,
+        decoder_prompt=decoder_prompt,
+    )
 
 
 def from_transformers(
-    model: Any, tokenizer: Any = None, name: str | None = None, *, compile: bool = False
+    model: Any,
+    tokenizer: Any = None,
+    name: str | None = None,
+    *,
+    compile: bool = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    decoder_prompt: Sequence[int] | None = None,
 ) -> LanguageModel:
     """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
 
-    Without a tokenizer prompts are token ids. `compile=True` runs a model's steps on a GPU through
-    `torch.compile`: faster, after a wait of up to a minute for each new shape.
+    Without a tokenizer prompts are token ids. `compile=True` runs a decoder-only model's steps on a
+    GPU through `torch.compile`: faster, after a wait of up to a minute for each new shape.
+
+    `src_lang` and `tgt_lang` are the languages of a translation model's sources and texts.
+    `decoder_prompt` are the token ids that an encoder-decoder's texts start with, in place of those
+    that its generation config asks for.
     """
     from bestk.backends.transformers.causal import CausalBackend
 
     if not hasattr(model, "forward") or not hasattr(model, "config"):
         raise ModelError(f"a transformers model has forward and config, got {type(model).__name__}")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"{type(model).__name__} is an encoder-decoder, which this version cannot search: "
-            "use a decoder-only model"
-        )
     model.eval()
+    if getattr(model.config, "is_encoder_decoder", False):
+        return make_encoder_decoder(
+            model,
+            tokenizer,
+            name,
+            src_lang=src_lang,
+            tgt_lang=tgt_lang,
+            decoder_prompt=decoder_prompt,
+        )
+    given = {"src_lang": src_lang, "tgt_lang": tgt_lang, "decoder_prompt": decoder_prompt}
+    for option, value in given.items():
+        if value is not None:
+            raise OptionError(
+                f"{option} is for encoder-decoders, {type(model).__name__} is none: leave it out"
+            )
     return LanguageModel(CausalBackend(model, name, compiled=compile), tokenizer)
 
 
@@ -82,14 +116,14 @@ def _from_pretrained(
     source: str, name: str, dtype: Any, device: Any, device_map: Any, options: dict[str, Any]
 ) -> tuple[Any, Any]:
     import torch
-    from transformers import AutoModelForCausalLM
 
     place = _device(device)
     if dtype == "auto" and device_map is None and place.type == "cpu":
         dtype = torch.float32
     placing = {} if device_map is None else {"device_map": device_map}
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **placing, **options)
+        loader = _loader(source, options)
+        model: Any = loader.from_pretrained(source, dtype=dtype, **placing, **options)
     except Exception as error:  # each of the libraries that read weights has errors of its own
         raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
     tokenizer = _tokenizer(source, name, options)
@@ -99,6 +133,17 @@ def _from_pretrained(
         except (RuntimeError, AssertionError) as error:
             raise OptionError(f"device {place} cannot be used: {_first_line(error)}") from error
     return model, tokenizer
+
+
+def _loader(source: str, options: dict[str, Any]) -> Any:
+    """Choose the class that loads a checkpoint, by what its config says it is."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(source, **options)
+    if not getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForCausalLM
+    speech = transformers.AutoModelForSpeechSeq2Seq
+    return speech if type(config) in speech._model_mapping else transformers.AutoModelForSeq2SeqLM
 
 
 def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:

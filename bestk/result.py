@@ -105,7 +105,7 @@ class SearchResult:
         data = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "prompt": self.prompt,
+            "prompt": self.prompt.to_json() if hasattr(self.prompt, "to_json") else self.prompt,
             "hypotheses": [_hypothesis_json(h) for h in self.hypotheses],
             "mass": {
                 "completed": self.mass.completed,

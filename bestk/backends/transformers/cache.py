@@ -33,7 +33,7 @@ class Layout:
     prompt_length: Int[Tensor, " batch"]
     prompt_size: int  # places for the prompt: the longest of the batch, or its bucket
     capacity: int  # places after the prompt; the last one is scratch
-    with_kernel: bool = False  # attention follows paths itself, and every place stays in view
+    with_kernel: bool = False  # kernels store new nodes, and every place stays in view
     used: int = 0  # places that hold something, scratch aside
     write: Int[Tensor, "batch group"] | None = None  # None while prompts are read
     rows: Int[Tensor, " read"] | None = None  # which searches' prompts are read; None for all

@@ -24,6 +24,8 @@ from bestk.errors import ModelError
 class Checkpoint:
     """A loaded model and the facts that a search needs from it."""
 
+    token_input = "input_ids"  # the argument of `forward` that takes the tokens to continue
+
     def __init__(self, model: Any, name: str | None = None, *, compiled: bool = False) -> None:
         self.model = model
         self.is_compiled = compiled
@@ -103,7 +105,7 @@ class Checkpoint:
     ) -> Float[Tensor, "batch vocab"]:
         """Read whole sequences, padded on the right, and return the logits after each."""
         with self._only_last(lengths - 1):
-            logits = self.model(input_ids=tokens, **options).logits
+            logits = self.model(**{self.token_input: tokens}, **options).logits
         rows = torch.arange(len(lengths), device=self.device)
         # Without the hook there is a position for every token.
         place = lengths - 1 if logits.shape[1] > 1 else torch.zeros_like(lengths)
@@ -120,6 +122,8 @@ class Checkpoint:
 
         def pick(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden = inputs[0]
+            if hidden.ndim != 3:  # several streams at once: pick from the logits instead
+                return inputs
             rows = torch.arange(hidden.shape[0], device=hidden.device)
             return (hidden[rows, last.to(hidden.device)][:, None], *inputs[1:])
 

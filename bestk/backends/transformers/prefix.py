@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Shaper, shaped_children
@@ -33,9 +34,7 @@ class PrefixSession:
     @torch.inference_mode()
     def root(self, group: Group) -> Children:
         """Read the prompts."""
-        logits = self.checkpoint.last_logits(
-            *pad_right(self.prompts, self.checkpoint.device), use_cache=False
-        )
+        logits = self.read(self.prompts, torch.arange(len(self.prompts), device=group.slot.device))
         return shaped_children(group, logits[:, None], self.num_children, self.shaper)
 
     def refill(self, group: Group, prompts: Mapping[int, Sequence[int]]) -> Children:
@@ -61,10 +60,14 @@ class PrefixSession:
                 self.prompts[row] + prefix[:depth]
                 for row, prefix, depth in zip(rows.tolist(), prefixes, depths, strict=True)
             ]
-            tokens, lengths = pad_right(sequences, self.checkpoint.device)
-            read = self.checkpoint.last_logits(tokens, lengths, use_cache=False)
-            logits[rows, places] = read.float()
+            logits[rows, places] = self.read(sequences, rows).float()
         return logits
+
+    def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
+        """Return the logits after each sequence; `rows` says which search it belongs to."""
+        return self.checkpoint.last_logits(
+            *pad_right(sequences, self.checkpoint.device), use_cache=False
+        )
 
     def close(self) -> None:
         """Forget the prompts."""

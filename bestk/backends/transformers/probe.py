@@ -70,11 +70,11 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
         tree.step = checkpoint.model  # nothing is compiled for a question this small
         tree.root(_group([[]], tokens, len(prompts), device))
         for call in paths:
-            logits = tree.logits(_group(call, tokens, len(prompts), device))
+            logits = tree.logits(probe_group(call, tokens, len(prompts), device))
             for row, prompt in enumerate(prompts):
                 prefixes = [[*prompt, *(tokens[slot] for slot in path)] for path in call]
                 plain = checkpoint.last_logits(*pad_right(prefixes, device), use_cache=False)
-                worst = max(worst, _distance(logits[row], plain))
+                worst = max(worst, distance(logits[row], plain))
         tree.close()
     except torch.OutOfMemoryError:
         raise
@@ -88,7 +88,8 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
     return None
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return how far two sets of log-probabilities are apart."""
     difference = one.float().log_softmax(-1) - other.float().log_softmax(-1)
     # Where a plain forward gives no number either, the weights are at fault, not the tree.
     difference = difference.abs().where(other.isfinite(), 0.0)
@@ -96,7 +97,10 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return float(difference.mean().nan_to_num(nan=torch.inf))
 
 
-def _group(paths: list[list[int]], tokens: list[int], batch: int, device: torch.device) -> Group:
+def probe_group(
+    paths: list[list[int]], tokens: list[int], batch: int, device: torch.device
+) -> Group:
+    """Make the group of the nodes that these paths of slots lead to."""
     path = torch.tensor([[*p, *[-1] * (4 - len(p))] for p in paths], device=device)
     slot = torch.tensor([p[-1] if p else 0 for p in paths], device=device)
     table = torch.tensor(tokens, device=device)

@@ -1,0 +1,70 @@
+"""The cross-attention's keys and values: one row per search, written when its source is read.
+
+What the layers of a decoder cache by themselves grows with every call and knows no rows; here a new
+source can take the place of another while the other rows stay.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from bestk.backends.transformers.cache import Layout
+
+
+@dataclass
+class SourcePlaces:
+    """How many places the longest source may take; known when the first ones are read."""
+
+    size: int = 0
+
+
+class SourceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values of one cross-attention layer."""
+
+    is_sliding = False
+
+    def __init__(self, layout: Layout, places: SourcePlaces) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layout, self.places = layout, places
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, size = len(self.layout.prompt_length), self.places.size
+        _, heads, _, head_size = key_states.shape
+        self.keys = key_states.new_zeros(batch, heads, size, head_size)
+        self.values = value_states.new_zeros(batch, heads, size, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of the sources that are being read, and return just those."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        assert self.layout.rows is not None
+        rows, length = self.layout.rows.to(self.device), key_states.shape[2]
+        self.keys[:, :, :length].index_copy_(0, rows, key_states)
+        self.values[:, :, :length].index_copy_(0, rows, value_states)
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.places.size, 0
+
+    def get_seq_length(self) -> int:
+        return self.places.size if self.is_initialized else 0
+
+    def get_max_length(self) -> int:
+        return self.places.size
+
+
+def source_cache(layout: Layout, places: SourcePlaces) -> Cache:
+    """Make a cache for any number of layers; each allocates itself at its first use."""
+    make_layer: Any = functools.partial(SourceLayer, layout, places)
+    return Cache(layer_class_to_replicate=make_layer)
