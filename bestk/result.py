@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """One complete text.
+    """One text, complete unless `is_complete` says otherwise (best-k search returns no others).
 
     `token_ids` end with the id that completed the text; `log_probs` has one entry for each of them.
     """
@@ -38,6 +38,8 @@ class Hypothesis:
     step: int  # the model call that found it; 0 is the prompt's
     count: int = 1  # token sequences that gave this text
     is_certified: bool = False  # proven: no text that was not found is likelier
+    is_complete: bool = True  # false: cut off at max_new_tokens, as beams and samples may be
+    rerank_score: float | None = None  # what a reranker gave; the results are then in its order
 
     @property
     def num_tokens(self) -> int:
@@ -90,6 +92,7 @@ class SearchResult:
     num_truncated: int
     certified: int  # how many hypotheses are proven to be the model's likeliest
     tree: TreeRecord | None = None
+    raw: tuple[Hypothesis, ...] = ()  # as found, before texts were merged; not in the JSON
 
     @property
     def texts(self) -> list[str]:
@@ -196,6 +199,7 @@ def collect(
                 num_truncated=num_truncated[row],
                 certified=sum(h.is_certified for h in merged),
                 tree=record if keep_tree else None,
+                raw=tuple(found),
             )
         )
     return results
@@ -218,12 +222,14 @@ def completions(
     token_ids, log_probs, totals = [], [], []
     for parent, token, log_prob in zip(parents, tokens, last, strict=True):
         token_ids.append((*record.tokens_to(parent), token))
-        log_probs.append((*_log_probs_to(record, parent), log_prob))
+        log_probs.append((*record.log_probs_to(parent), log_prob))
         totals.append(float(record.log_prob[parent]) + log_prob)
     return [
         Hypothesis(
             text=text,
-            score=_score(config, totals[i], log_probs[i], int(record.expanded_at[parents[i]])),
+            score=ranking_score(
+                config, totals[i], log_probs[i], int(record.expanded_at[parents[i]])
+            ),
             log_prob=totals[i],
             token_ids=token_ids[i],
             log_probs=log_probs[i],
@@ -235,15 +241,19 @@ def completions(
 
 
 def merge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Make texts unique: of equal ones the likelier stays, with the count of all."""
+    """Make texts unique: of equal ones the likelier stays, complete ones first, with the count."""
     best: dict[str, Hypothesis] = {}
     counts: dict[str, int] = {}
     for hypothesis in hypotheses:
         counts[hypothesis.text] = counts.get(hypothesis.text, 0) + hypothesis.count
         known = best.get(hypothesis.text)
-        if known is None or hypothesis.log_prob > known.log_prob:
+        if known is None or _standing(hypothesis) > _standing(known):
             best[hypothesis.text] = hypothesis
     return [dataclasses.replace(h, count=counts[h.text]) for h in best.values()]
+
+
+def _standing(hypothesis: Hypothesis) -> tuple[bool, float]:
+    return hypothesis.is_complete, hypothesis.log_prob
 
 
 def rank(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -251,7 +261,10 @@ def rank(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda h: (-h.score, -h.log_prob, h.step, h.token_ids))
 
 
-def _score(config: SearchConfig, log_prob: float, log_probs: Sequence[float], step: int) -> float:
+def ranking_score(
+    config: SearchConfig, log_prob: float, log_probs: Sequence[float], step: int
+) -> float:
+    """Return what `rank_by` orders a text by."""
     length = len(log_probs)
     if config.rank_by == "mean":
         return log_prob / length
@@ -260,14 +273,6 @@ def _score(config: SearchConfig, log_prob: float, log_probs: Sequence[float], st
     if config.rank_by == "step":
         return -float(step)
     return log_probs[-1] if config.alpha is None else log_prob / float(length) ** config.alpha
-
-
-def _log_probs_to(record: TreeRecord, slot: int) -> list[float]:
-    path = []
-    while slot > 0:
-        path.append(float(record.last_log_prob[slot]))
-        slot = int(record.parent[slot])
-    return path[::-1]
 
 
 def _hypothesis_json(hypothesis: Hypothesis) -> dict[str, Any]:
@@ -281,6 +286,8 @@ def _hypothesis_json(hypothesis: Hypothesis) -> dict[str, Any]:
         "step": hypothesis.step,
         "count": hypothesis.count,
         "is_certified": hypothesis.is_certified,
+        "is_complete": hypothesis.is_complete,
+        "rerank_score": hypothesis.rerank_score,
     }
 
 
