@@ -18,6 +18,7 @@ from bestk.version import __version__
 
 if TYPE_CHECKING:
     from bestk.api import Run, best_first, search, stream
+    from bestk.baselines import run_method
     from bestk.language_model import LanguageModel
     from bestk.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
@@ -30,6 +31,7 @@ _HOMES = {
     "best_first": "bestk.api",
     "from_transformers": "bestk.loading",
     "load": "bestk.loading",
+    "run_method": "bestk.baselines",
     "search": "bestk.api",
     "stream": "bestk.api",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "best_first",
     "from_transformers",
     "load",
+    "run_method",
     "search",
     "stream",
 ]

@@ -6,18 +6,23 @@ Knows prompts, settings and results; the loop itself is in `best_k.py`, models i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from bestk.best_k import Searches, Step, run
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError, SearchInterrupted
+from bestk.finish import Finish
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
 from bestk.record import TreeRecord
 from bestk.result import Hypothesis, SearchResult, collect, completions
+from bestk.selection import DIVERSITY, Embed
 from bestk.stopping import StopStrings
+
+if TYPE_CHECKING:
+    from bestk.rerank import Reranker
 
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 
@@ -67,17 +72,28 @@ def search(
     *,
     batch_size: int = DEFAULT_BATCH_SIZE,
     keep_tree: bool = True,
+    rerank: str | Reranker | Callable[[str, str], float] | None = None,
+    num_texts: int | None = None,
+    select: str = "best",
+    diversity: float = DIVERSITY,
+    embed: Embed | None = None,
     **options: Any,
 ) -> Any:
     """Run best-k search: one result for a prompt, a list of them for a list of prompts.
 
     `options` are the fields of `SearchConfig`; where `config` is given too they change it.
+    `rerank` puts the texts in another order: a name such as `"mbr-chrf"`, or a function of prompt
+    and text. Of them `num_texts` are returned: the first, or with `select="diverse"` good ones that
+    differ; `diversity` goes from 0, quality alone, to 1.
     """
     settings = SearchConfig.of(options, config)
+    finish = Finish(
+        rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
+    )
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if not is_batch(prompts):
-        return _search_chunk(lm, [prompts], settings, keep_tree)[0]
+        return finish(_search_chunk(lm, [prompts], settings, keep_tree)[0])
     results: list[SearchResult] = []
     for start in range(0, len(prompts), batch_size):
         try:
@@ -86,7 +102,7 @@ def search(
         except SearchInterrupted as error:
             error.partial = results + error.partial
             raise
-    return results
+    return [finish(result) for result in results]
 
 
 def best_first(

@@ -1,7 +1,7 @@
 """Words and n-grams of texts, and how different a set of texts is by them.
 
-Words are lower-cased runs of letters and digits, with apostrophes and hyphens inside; punctuation is
-no word. n-grams do not cross texts.
+Words are lower-cased runs of letters and digits, with apostrophes and hyphens inside; punctuation
+is no word. n-grams do not cross texts.
 """
 
 from __future__ import annotations

@@ -73,14 +73,6 @@ class TreeRecord:
             slot = int(self.parent[slot])
         return path[::-1]
 
-    def log_probs_to(self, slot: int) -> list[float]:
-        """Return the log-probability of each token from the root to a slot."""
-        path = []
-        while slot > 0:
-            path.append(float(self.last_log_prob[slot]))
-            slot = int(self.parent[slot])
-        return path[::-1]
-
     def to_json(self) -> dict[str, list[float]]:
         """Return the columns as lists."""
         return {f.name: getattr(self, f.name).tolist() for f in fields(self)}

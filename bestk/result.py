@@ -222,7 +222,7 @@ def completions(
     token_ids, log_probs, totals = [], [], []
     for parent, token, log_prob in zip(parents, tokens, last, strict=True):
         token_ids.append((*record.tokens_to(parent), token))
-        log_probs.append((*record.log_probs_to(parent), log_prob))
+        log_probs.append((*_log_probs_to(record, parent), log_prob))
         totals.append(float(record.log_prob[parent]) + log_prob)
     return [
         Hypothesis(
@@ -273,6 +273,14 @@ def ranking_score(
     if config.rank_by == "step":
         return -float(step)
     return log_probs[-1] if config.alpha is None else log_prob / float(length) ** config.alpha
+
+
+def _log_probs_to(record: TreeRecord, slot: int) -> list[float]:
+    path = []
+    while slot > 0:
+        path.append(float(record.last_log_prob[slot]))
+        slot = int(record.parent[slot])
+    return path[::-1]
 
 
 def _hypothesis_json(hypothesis: Hypothesis) -> dict[str, Any]:

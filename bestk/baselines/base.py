@@ -25,6 +25,7 @@ from bestk.language_model import LanguageModel
 from bestk.record import TreeRecord
 from bestk.result import Cost, Hypothesis, Mass, SearchResult, merge, rank, ranking_score
 from bestk.stopping import StopStrings
+from bestk.tree import Tree
 from bestk.version import __version__
 
 
@@ -113,7 +114,7 @@ class Job:
         return sources
 
     def may_not_stop(self, depth: int) -> Bool[Tensor, " vocab"] | None:
-        """Mark the tokens that would end a text of `depth` tokens too early; None if there are none.
+        """Mark the tokens that would end a text of `depth` tokens too early, None if none would.
 
         `depth` counts the token that completes the text, as `min_new_tokens` does.
         """
@@ -179,7 +180,7 @@ class Job:
 
 
 class Watch:
-    """A shaper that changes nothing: it keeps the last whole distributions for a sampler to read."""
+    """A shaper that changes nothing: it keeps the last whole distributions, for samplers."""
 
     def __init__(self) -> None:
         self.log_probs: Float[Tensor, "batch group vocab"] | None = None
@@ -195,6 +196,23 @@ class Watch:
         log_probs, self.log_probs = self.log_probs, None
         assert log_probs is not None, "the session did not call its shaper"
         return log_probs
+
+
+def plant(tree: Tree) -> Group:
+    """Give every tree its root, slot 0, and return the roots as the first group."""
+    tree.count.fill_(1)
+    tree.expanded_at[:, 0] = 0
+    nothing = torch.zeros_like(tree.parent[:, :1])
+    path = torch.full_like(tree.path[:, :1], -1)
+    return Group(
+        token=nothing - 1,
+        slot=nothing,
+        depth=nothing,
+        log_prob=torch.zeros_like(nothing, dtype=torch.float64),
+        path=path,
+        prefix=path,
+        is_valid=torch.ones_like(nothing, dtype=torch.bool),
+    )
 
 
 def mass(found: Sequence[Found]) -> Mass:
@@ -215,7 +233,8 @@ def check_finite(log_prob: Tensor, is_valid: Tensor, step: int) -> None:
     """Raise if the model gave NaN for a node."""
     if bool((log_prob.isnan().any(dim=-1) & is_valid).any()):
         raise ModelError(
-            f"the model gave NaN at step {step}: a wider dtype (float32) or intact weights would help"
+            f"the model gave NaN at step {step}: "
+            "a wider dtype (float32) or intact weights would help"
         )
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session
-from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, shared
+from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, plant, shared
 from bestk.baselines.filters import Filter
 from bestk.baselines.team import Candidates, Team
 from bestk.config import SearchConfig
@@ -129,7 +129,7 @@ class Beams:
 
     def search(self, session: Session, watch: Watch | None) -> None:
         """Expand all running beams, let every team choose, until none has any left."""
-        group = self.tree.root()
+        group = plant(self.tree)
         self.push(group, session.root(group), watch)
         while any(bool(team.is_running.any()) for team in self.teams):
             if self.job.is_out_of_time:
@@ -201,8 +201,8 @@ class Beams:
         counts, clocks = self.tree.count.tolist(), self.clock.tolist()
         outcomes = []
         for row, count in enumerate(counts):
-            record = TreeRecord.of(self.tree, row, count)
-            found = [text for team in self.teams for text in self._found(team, record, row)]
+            record = TreeRecord.of(self.tree, row, count) if keep_tree else None
+            found = [text for team in self.teams for text in self._found(team, row)]
             found.sort(key=lambda f: -(f.score or 0.0))
             outcomes.append(
                 Outcome(
@@ -210,40 +210,38 @@ class Beams:
                     expanded=count,
                     model_calls=clocks[row] + 1,
                     stop_reason="timeout" if self.has_timed_out else "finished",
-                    tree=record if keep_tree else None,
+                    tree=record,
                 )
             )
         return outcomes
 
-    def _found(self, team: Team, record: TreeRecord, row: int) -> list[Found]:
-        done = team.finished
-        texts = []
-        for parent, child, is_valid in zip(
-            done.parent[row].tolist(),
-            done.child[row].tolist(),
-            done.is_valid[row].tolist(),
-            strict=True,
-        ):
-            if not is_valid:
-                continue
-            token = int(self.tree.child_token[row, parent, child])
-            log_probs = (
-                *record.log_probs_to(parent),
-                float(self.tree.child_log_prob[row, parent, child]),
-            )
-            length = float(len(log_probs)) ** self.method.length_penalty
-            state = int(self.tree.child_state[row, parent, child])
-            texts.append(
+    def _found(self, team: Team, row: int) -> list[Found]:
+        done, tree = team.finished, self.tree
+        parent, child = done.parent[row][done.is_valid[row]], done.child[row][done.is_valid[row]]
+        path = tree.path[row, parent]  # [texts, depth]
+        tokens = tree.token[row, path.clamp(min=0)].tolist()
+        log_probs = tree.last_log_prob[row, path.clamp(min=0)].tolist()
+        columns = (
+            tree.depth[row, parent].tolist(),
+            tree.child_token[row, parent, child].tolist(),
+            tree.child_log_prob[row, parent, child].tolist(),
+            tree.child_state[row, parent, child].tolist(),
+            tree.expanded_at[row, parent].tolist(),
+        )
+        found = []
+        for i, (depth, token, log_prob, state, step) in enumerate(zip(*columns, strict=True)):
+            whole = (*log_probs[i][:depth], log_prob)
+            found.append(
                 Found(
-                    token_ids=(*record.tokens_to(parent), token),
-                    log_probs=log_probs,
-                    step=int(record.expanded_at[parent]),
+                    token_ids=(*tokens[i][:depth], token),
+                    log_probs=whole,
+                    step=step,
                     is_complete=state == State.COMPLETE,
                     # The penalty for diversity steers the choice; it is no part of the score.
-                    score=sum(log_probs) / length,
+                    score=sum(whole) / float(len(whole)) ** self.method.length_penalty,
                 )
             )
-        return texts
+        return found
 
     def _num_children(self, min_new_tokens: int) -> int:
         """Count the children per node that can matter to a team's best candidates."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.api import DEFAULT_BATCH_SIZE, Batch, best_first, search
+from bestk.api import Batch, best_first, search
 from bestk.baselines.base import Method
 from bestk.baselines.beam import Beam
 from bestk.baselines.filters import Nucleus, Typical
@@ -96,6 +96,8 @@ METHODS: dict[str, Method] = {
     "BKS_last": BestK(scoring="last"),
 }
 
+BATCH_SIZE = 8  # prompts run side by side
+
 _FAMILIES: dict[str, Callable[[float], Method]] = {
     "ncls": lambda p: Sampling(filter=Nucleus(p)),
     "typ": lambda p: Sampling(filter=Typical(p)),
@@ -112,7 +114,7 @@ def run_method(
     *,
     seed: int = 0,
     num_draws: int | None = None,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     keep_tree: bool = True,
     **options: Any,
 ) -> Any:

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session
-from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, shared
+from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, plant, shared
 from bestk.baselines.filters import Filter
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
@@ -155,7 +155,7 @@ class Lanes:
 
     def search(self, session: Session) -> None:
         """Draw one token for every lane at a time, until every prompt has its draws."""
-        self.root = self.tree.root()
+        self.root = plant(self.tree)
         session.root(self.root)
         self.first = self.watch.take()
         check_finite(self.first, self.root.is_valid, 0)

@@ -84,8 +84,8 @@ def rerank(
 ) -> SearchResult:
     """Return the result in the reranker's order; equal scores keep their old order.
 
-    `source` is what the texts are judged against where that is not the whole prompt, as the sentence
-    to translate is not.
+    `source` is what the texts are judged against where that is not the whole prompt, such as the
+    sentence to translate.
     """
     ranker = reranker_of(reranker)
     texts = [hypothesis.text for hypothesis in result.hypotheses]

@@ -67,9 +67,7 @@ def _named(name: str) -> Utility:
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError:
-        raise MissingExtraError(
-            "sacrebleu is not installed: pip install 'bestk[eval]'"
-        ) from None
+        raise MissingExtraError("sacrebleu is not installed: pip install 'bestk[eval]'") from None
     # Without effective order a sentence that has no 4-gram in common would get 0.
     return functools.partial(_sentence, CHRF() if name == "chrf" else BLEU(effective_order=True))
 

@@ -1,7 +1,7 @@
 """Any sequence-classification model of the transformers library as a judge of texts.
 
-The model reads prompt and text as a pair. With one output that output is the score (a reward model);
-with several the score is the log-probability of one label, the last unless told.
+The model reads prompt and text as a pair. With one output that output is the score (a reward
+model); with several the score is the log-probability of one label, the last unless told.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class RewardModel(Reranker):
         elif tokenizer is None:
             raise OptionError("a reward model given as an object needs its tokenizer too")
         else:
-            self.name = f"reward:{getattr(model.config, '_name_or_path', '') or type(model).__name__}"
+            self.name = (
+                f"reward:{getattr(model.config, '_name_or_path', '') or type(model).__name__}"
+            )
         self.model, self.tokenizer = model, tokenizer
         self.label, self.batch_size = label, batch_size
         count = int(model.config.num_labels)
