@@ -16,6 +16,8 @@ def main(name: str) -> int:
     """Answer requests until standard input ends."""
     out = sys.stdout
     sys.stdout = sys.stderr
+    # The folder of a script comes first on the path, and this one has a comet.py of its own.
+    sys.path.pop(0)
 
     def say(message: dict[str, object]) -> None:
         out.write(json.dumps(message) + "\n")
