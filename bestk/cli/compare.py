@@ -36,9 +36,8 @@ def compare(
 
     Compare methods on one prompt at an equal budget: texts, distinctness, time.
     """
-    from bestk.baselines.comparison import COMPARED
+    from bestk.baselines.comparison import COMPARED, table
     from bestk.baselines.comparison import compare as compare_methods
-    from bestk.baselines.comparison import table
     from bestk.cli import terminal
 
     text = terminal.read_prompt(prompt, raw=raw, system=system)
