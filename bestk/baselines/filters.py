@@ -7,7 +7,7 @@ model's own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,7 @@ from torch import Tensor
 from bestk.errors import OptionError
 
 
+@runtime_checkable
 class Filter(Protocol):
     """Marks the tokens that may be drawn."""
 
