@@ -40,7 +40,7 @@ class ByFunction(Reranker):
 
     def __init__(self, function: Callable[[str, str], float], name: str | None = None) -> None:
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = str(name or getattr(function, "__name__", type(function).__name__))
 
     def __call__(
         self, source: str, texts: Sequence[str], log_probs: Sequence[float] | None = None

@@ -65,7 +65,8 @@ def _named(name: str) -> Utility:
     if name not in UTILITIES:
         raise OptionError(unknown("MBR utility", name, UTILITIES))
     try:
-        from sacrebleu.metrics import BLEU, CHRF
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
     except ImportError:
         raise MissingExtraError("sacrebleu is not installed: pip install 'bestk[eval]'") from None
     # Without effective order a sentence that has no 4-gram in common would get 0.
