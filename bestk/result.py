@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bestk.best_k import Searches
@@ -92,7 +92,8 @@ class SearchResult:
     num_truncated: int
     certified: int  # how many hypotheses are proven to be the model's likeliest
     tree: TreeRecord | None = None
-    raw: tuple[Hypothesis, ...] = ()  # as found, before texts were merged; not in the JSON
+    # As found, before texts were merged; not in the JSON.
+    raw: tuple[Hypothesis, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def texts(self) -> list[str]:
