@@ -14,11 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
+from bestk.cli.compare import compare
 from bestk.cli.generate import generate
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
-COMMANDS: tuple[Callable[..., Any], ...] = (generate,)
+COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare)
 
 app = typer.Typer(
     name="bestk",
