@@ -186,6 +186,7 @@ class Run:
             model=self.lm.name,
             seconds=self.seconds,
             keep_tree=keep_tree,
+            token_texts=self.lm.token_texts,
         )
 
     def close(self) -> None:

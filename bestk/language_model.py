@@ -5,11 +5,12 @@ Knows prompts (text, token ids, chat messages) and decoding; knows nothing of se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bestk.backends.base import Backend
 from bestk.errors import ModelError, PromptError
+from bestk.token_text import token_pieces
 
 Message = dict[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -25,6 +26,7 @@ class LanguageModel:
         self.backend = backend
         self.tokenizer = tokenizer
         self.name = name or backend.name
+        self._pieces: dict[int, str] = {}
 
     @property
     def is_chat(self) -> bool:
@@ -60,10 +62,15 @@ class LanguageModel:
         return texts
 
     def token_text(self, token: int) -> str:
-        """Show one token as text, special ones by their name."""
-        if self.tokenizer is None:
-            return str(token)
-        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+        """Show one token as text, special ones by their name, loose bytes as `<0xE2>`."""
+        return self.token_texts([token])[token]
+
+    def token_texts(self, tokens: Iterable[int]) -> dict[int, str]:
+        """Show tokens as text; each is decoded once in the life of the model."""
+        wanted = set(tokens)
+        fresh = sorted(wanted - self._pieces.keys())
+        self._pieces.update(zip(fresh, token_pieces(self.tokenizer, fresh), strict=True))
+        return {token: self._pieces[token] for token in sorted(wanted)}
 
     def check_length(self, ids: Sequence[int], max_new_tokens: int) -> None:
         """Refuse a prompt that leaves no room for the text."""

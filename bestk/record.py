@@ -15,7 +15,7 @@ from torch import Tensor
 from bestk.errors import SchemaError
 from bestk.tree import State, Tree
 
-_REALS = ("log_prob", "last_log_prob", "priority", "child_log_prob")
+_REALS = ("log_prob", "last_log_prob", "priority", "child_log_prob", "child_score")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class TreeRecord:
     child_index: Tensor
     child_token: Tensor
     child_log_prob: Tensor
+    child_score: Tensor
     child_state: Tensor
 
     @classmethod
@@ -59,7 +60,8 @@ class TreeRecord:
             "child_state": state[parent, index],
         }
         whole = {name: x.to("cpu", torch.int32) for name, x in (nodes | children).items()}
-        reals["child_log_prob"] = tree.child_log_prob[row, parent, index]
+        for name in ("child_log_prob", "child_score"):
+            reals[name] = getattr(tree, name)[row, parent, index]
         return cls(**whole, **{name: x.to("cpu", copy=True) for name, x in reals.items()})
 
     def __len__(self) -> int:

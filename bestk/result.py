@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from bestk.best_k import Searches
@@ -90,6 +91,8 @@ class SearchResult:
     num_truncated: int
     certified: int  # how many hypotheses are proven to be the model's likeliest
     tree: TreeRecord | None = None
+    # How to show the tokens of `tree`, so that pictures of it need no tokenizer.
+    token_texts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def texts(self) -> list[str]:
@@ -123,7 +126,20 @@ class SearchResult:
         }
         if tree and self.tree is not None:
             data["tree"] = self.tree.to_json()
+            data["token_texts"] = {str(token): text for token, text in self.token_texts.items()}
         return data
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the search as a self-contained page; write it to a file where a path is given."""
+        from bestk.viz.html import to_html
+
+        return to_html(self, path)
+
+    def _repr_html_(self) -> str:
+        """Show the search in a notebook."""
+        from bestk.viz.html import notebook
+
+        return notebook(self)
 
     def dumps(self, *, tree: bool = False, indent: int | None = None) -> str:
         """Return `to_json` as a string."""
@@ -146,7 +162,7 @@ class SearchResult:
             )
         try:
             return _read(cls, data)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"a saved result lacks or spoils a field: {error}") from None
 
 
@@ -163,6 +179,7 @@ def collect(
     model: str,
     seconds: float,
     keep_tree: bool = True,
+    token_texts: Callable[[Sequence[int]], dict[int, str]] | None = None,
 ) -> list[SearchResult]:
     """Turn the state of a batch of searches, finished or not, into results."""
     counts = searches.tree.count.tolist()
@@ -196,6 +213,11 @@ def collect(
                 num_truncated=num_truncated[row],
                 certified=sum(h.is_certified for h in merged),
                 tree=record if keep_tree else None,
+                token_texts=(
+                    token_texts(record.child_token.tolist())
+                    if keep_tree and token_texts is not None
+                    else {}
+                ),
             )
         )
     return results
@@ -311,4 +333,5 @@ def _read(cls: type[SearchResult], data: dict[str, Any]) -> SearchResult:
         num_truncated=data["num_truncated"],
         certified=data["certified"],
         tree=TreeRecord.from_json(data["tree"]) if "tree" in data else None,
+        token_texts={int(token): text for token, text in data.get("token_texts", {}).items()},
     )
