@@ -5,7 +5,7 @@
 (() => {
   const bestk = (window.bestk = window.bestk || {});
 
-  const ROW = 27; // between rows
+  const ROW = 26; // between rows
   const HEIGHT = 20; // of a node
   const GAP = 38; // between columns
   const WIDEST = 150;
@@ -127,6 +127,15 @@
       };
     }
 
+    /** The view to begin with: as wide as the tree where that is readable, the prompt at the left. */
+    opening(smallest, box = this.extentAt(this.step)) {
+      const whole = this.fitted(box);
+      if (whole.scale >= smallest) return whole;
+      const wide = (this.width - 2 * PADDING) / (box.right - box.left);
+      const scale = Math.max(smallest, Math.min(wide, 1));
+      return { scale, x: PADDING - box.left * scale, y: PADDING - box.top * scale };
+    }
+
     extentAt(step) {
       const box = { left: 0, right: 1, top: -HEIGHT, bottom: HEIGHT };
       this.columns.forEach((column, depth) => {
@@ -157,7 +166,10 @@
 
     /** Where a node is on the canvas. */
     place(node) {
-      const { x, y, scale } = this.view;
+      return this.placeIn(node, this.view);
+    }
+
+    placeIn(node, { x, y, scale }) {
       return {
         x: this.lefts[node.depth] * scale + x,
         y: node.row * ROW * scale + y,
@@ -211,7 +223,7 @@
       this.drawn = { nodes: 0, edges: 0, labels: 0 };
       c.setTransform(ratio, 0, 0, ratio, 0, 0);
       c.fillStyle = this.ink.canvas;
-      c.fillRect(0, 0, this.width, this.height);
+      c.fillRect(0, 0, this.width + 1, this.height + 1);
       c.setTransform(ratio * view.scale, 0, 0, ratio * view.scale, ratio * view.x, ratio * view.y);
       const top = -view.y / view.scale / ROW - 0.5;
       const bottom = (this.height - view.y) / view.scale / ROW + 0.5;
@@ -353,7 +365,7 @@
             ? ink.warn
             : isFaded || !node.up
               ? ink.muted
-              : shade.fill;
+              : shade.line;
       c.lineWidth = state === "complete" ? 2 : 1.6;
       if (!isFull) c.stroke();
       c.setLineDash([]);

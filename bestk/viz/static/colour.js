@@ -5,8 +5,8 @@
 
   const SCALES = {
     light: {
-      probability: ["#e9f1f8", "#b5d3ea", "#6aaed6", "#2a78b8", "#0b3f7a"],
-      time: ["#fff0b8", "#fbb65f", "#e3646c", "#96408f", "#3c2a78"],
+      probability: ["#dbe8f3", "#b0d0e8", "#6aaed6", "#2a78b8", "#0b3f7a"],
+      time: ["#fde9a2", "#fbb65f", "#e3646c", "#96408f", "#3c2a78"],
     },
     dark: {
       probability: ["#1c2b3d", "#1e4a75", "#2a78b8", "#6db4e0", "#d3ebfb"],
@@ -40,7 +40,9 @@
     return Array.from({ length: SHADES }, (_, i) => {
       const rgb = mix(stops, i / (SHADES - 1));
       const ink = luminance(rgb) > 0.3 ? "#10202e" : "#ffffff";
-      return { fill: `rgb(${rgb.join(",")})`, ink };
+      // Outlines of pale shades must stand out from the ground.
+      const line = rgb.map((value) => Math.round(theme === "dark" ? value + (255 - value) * 0.3 : value * 0.8));
+      return { fill: `rgb(${rgb.join(",")})`, line: `rgb(${line.join(",")})`, ink };
     });
   }
 

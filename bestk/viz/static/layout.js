@@ -1,6 +1,7 @@
 "use strict";
 /* Where nodes go: a tidy tree from left to right, in time linear in the number of nodes. Each depth
-   is a column; a subtree lies as close to the one above it as their outlines allow. */
+   is a column, a node stands in one row with its likeliest child, and a subtree lies as close to the
+   one above it as their outlines allow. */
 (() => {
   const bestk = (window.bestk = window.bestk || {});
 
@@ -96,10 +97,7 @@
         forest = joined.outline;
       }
     }
-    const middle = node.shown[node.shown.length - 1].offset / 2;
-    for (const child of node.shown) child.offset -= middle;
-    forest.move(-middle);
-    forest.crown(0);
+    forest.crown(0); // beside its likeliest child, so that likely texts read as one line
     return forest;
   }
 

@@ -85,9 +85,10 @@
       return open.sort((a, b) => b.priority - a.priority || a.node.id - b.node.id);
     }
 
-    /** The nodes that a step expanded. */
+    /** The nodes that a step expanded, best first. */
     expandedAt(step) {
-      return [...this.nodes.values()].filter((node) => node.expanded === step);
+      const group = [...this.nodes.values()].filter((node) => node.expanded === step);
+      return group.sort((a, b) => b.priority - a.priority || a.id - b.id);
     }
 
     numExpandedBy(step) {

@@ -57,7 +57,7 @@
       row.mark.textContent = entry.mark;
       row.title.textContent = entry.title;
       row.detail.textContent = entry.detail;
-      row.bar.style.width = `${Math.round(100 * entry.share)}%`;
+      row.bar.style.setProperty("--share", entry.share.toFixed(3));
       row.button.classList.toggle("is-next", Boolean(entry.isNext));
       row.button.classList.toggle("is-chosen", Boolean(entry.isChosen));
       row.button.dataset.node = String(entry.id);
@@ -78,7 +78,10 @@
 
   function shorten(text, length) {
     const plain = text.replace(/\s+/g, " ").trim();
-    return plain.length > length ? `…${plain.slice(1 - length)}` : plain;
+    if (plain.length <= length) return plain;
+    const tail = plain.slice(1 - length);
+    const space = tail.indexOf(" "); // begin with a whole word, unless it is a very long one
+    return `…${space >= 0 && space < 16 ? tail.slice(space + 1) : tail}`;
   }
 
   /** The rows of the frontier that a step left; the next to be expanded are marked. */
@@ -87,14 +90,13 @@
     if (!frontier.length) return [];
     const left = graph.config.budget ?? graph.config.beam_size * graph.config.max_new_tokens;
     const width = Math.min(graph.config.k, left - graph.numExpandedBy(step));
-    const worst = Math.min(...frontier.map((open) => open.priority));
     const best = frontier[0].priority;
     return frontier.map(({ node, priority }, i) => ({
       id: node.id,
       mark: String(i + 1),
-      title: shorten(graph.text(node), 60) || node.text,
+      title: shorten(graph.text(node), 52) || node.text,
       detail: priority.toFixed(3),
-      share: best === worst ? 1 : 0.04 + (0.96 * (priority - worst)) / (best - worst),
+      share: Math.exp(priority - best),
       isNext: i < width && (step < graph.lastStep || graph.isLive),
       isChosen: chosen !== null && chosen.id === node.id,
     }));
@@ -103,14 +105,13 @@
   /** The rows of the texts found by a step. */
   function textEntries(graph, step, chosen) {
     const texts = graph.textsAt(step);
-    const shares = texts.map((text) => Math.exp(text.log_prob));
-    const most = Math.max(...shares, 1e-300);
+    const best = texts.length ? texts[0].score : 0;
     return texts.map((text, i) => ({
       id: text.node,
       mark: String(i + 1),
       title: text.text.trim() || "(empty text)",
       detail: `${text.score.toFixed(3)}${text.count > 1 ? ` ×${text.count}` : ""}`,
-      share: shares[i] / most,
+      share: Math.exp(text.score - best),
       isNext: text.step === step,
       isChosen: chosen !== null && chosen.id === text.node,
     }));
@@ -129,6 +130,10 @@
     return text.replace(/ /g, "␣").replace(/\n/g, "↵").replace(/\t/g, "⇥");
   }
 
+  function chance(probability) {
+    return probability >= 0.001 ? probability.toFixed(4) : probability.toExponential(2);
+  }
+
   /** Everything about one node at a step, as pairs of words. */
   function facts(graph, node, step) {
     const state = graph.stateAt(node, step);
@@ -136,7 +141,7 @@
     const pairs = [
       ["token", `${visible(node.text)}  (${node.token})`],
       ["state", STATE_WORDS[state]],
-      ["probability", node.probability.toPrecision(3)],
+      ["probability", chance(node.probability)],
       ["log p of path", node.log_prob.toFixed(3)],
       ["score", node.score.toFixed(3)],
       ["found", `step ${node.found}`],
@@ -159,7 +164,7 @@
   function legend(theme, colourBy, graph) {
     const scale = element("span", { class: "bk-scale", "aria-hidden": "true" });
     scale.style.background = bestk.gradient(theme, colourBy);
-    const ends = colourBy === "time" ? ["step 0", `step ${graph.lastStep}`] : ["p = 0", "1"];
+    const ends = colourBy === "time" ? ["step 0", `step ${graph.lastStep}`] : ["0", "1"];
     const states = ["expanded", "open", "complete", "truncated", "pruned"].map((state) =>
       element("span", { class: "bk-key" }, element("i", { class: `bk-swatch is-${state}` }), state),
     );

@@ -7,6 +7,7 @@
 
   const GLIDE = 260; // milliseconds of a camera move
   const READABLE = 0.62; // the camera does not go further out while it follows the search
+  const SMALL = 600; // pixels of width
   const HELP = [
     ["Space", "play or pause"],
     ["← →", "one step back or on"],
@@ -34,7 +35,7 @@
       this.watch();
       this.setTheme(options.theme || "auto");
       this.tree.resize();
-      this.fit();
+      this.open();
       this.refresh();
     }
 
@@ -144,7 +145,7 @@
     }
 
     fit() {
-      this.isFollowing = true;
+      this.isFollowing = false;
       this.glide(this.tree.fitted());
     }
 
@@ -167,7 +168,7 @@
       this.pruned.checked = isShown;
       this.tree.showsPruned = isShown;
       this.tree.arrange();
-      this.fit();
+      if (this.isFollowing) this.open();
     }
 
     /** Take in more of a search that is under way; the newest step is shown if the last one was. */
@@ -237,13 +238,13 @@
         this.slider, this.clock, this.pace);
 
       this.texts = new bestk.List("Texts, ranked", (id) => this.select(id));
-      this.open = new bestk.List("Frontier, best first", (id) => this.select(id));
+      this.frontierList = new bestk.List("Frontier, best first", (id) => this.select(id));
       this.textsHead = element("h2", {}, "Texts");
       this.openHead = element("h2", {}, "Frontier");
       this.openNote = element("p", { class: "bk-note" });
       const side = element("aside", { class: "bk-side" },
         element("section", { class: "bk-panel" }, this.textsHead, this.texts.box),
-        element("section", { class: "bk-panel" }, this.openHead, this.openNote, this.open.box));
+        element("section", { class: "bk-panel" }, this.openHead, this.openNote, this.frontierList.box));
       this.live = element("div", { class: "bk-live", role: "status", "aria-live": "polite" });
       this.help = element("dialog", { class: "bk-help", "aria-label": "Keys" },
         element("h2", {}, "Keys"), bestk.factList(HELP),
@@ -265,7 +266,7 @@
       this.query.addEventListener("keydown", (event) => this.nextMatch(event));
       new ResizeObserver(() => {
         this.tree.resize();
-        if (this.isFollowing) this.jump(this.tree.fitted());
+        if (this.isFollowing) this.open();
       }).observe(this.canvas);
       window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
         if (!this.isThemeFixed) this.setTheme("auto");
@@ -298,32 +299,43 @@
 
     /* ---- the camera ------------------------------------------------------------------------ */
 
+    /** Begin with what is readable, or on a small screen with all of the tree. */
+    open() {
+      this.jump(this.tree.width < SMALL ? this.tree.fitted() : this.tree.opening(READABLE));
+    }
+
     /** Keep what the step expanded in sight: all of the tree while that is readable. */
     follow() {
-      const whole = this.tree.fitted();
-      if (whole.scale >= READABLE) return this.glide(whole);
-      const group = this.graph.expandedAt(this.step).filter((node) => this.tree.isPlaced(node));
-      if (!this.isPlaying || !group.length) return this.glide(whole);
-      return this.glide(whole);
+      const { tree } = this;
+      const view = tree.opening(READABLE, tree.extentAt(this.step));
+      const [best] = this.graph.expandedAt(this.step).filter((node) => tree.isPlaced(node));
+      if (best && tree.fitted().scale < READABLE) {
+        const at = tree.placeIn(best, view);
+        const low = tree.height * 0.7;
+        if (at.y > low) view.y -= at.y - low;
+        if (at.x + at.width > tree.width * 0.9) view.x -= at.x + at.width - tree.width * 0.9;
+      }
+      this.glide(view);
     }
 
     /** Bring a node into the view if it is not there. */
     reveal(node) {
+      this.finishGliding();
       const at = this.tree.place(node);
       const { width, height } = this.tree;
-      const isIn = at.x > 20 && at.x + at.width < width - 20 && at.y > 30 && at.y < height - 30;
-      if (isIn) return;
+      const target = this.camera;
+      // The card of the chosen node covers the lower part.
+      if (at.x < 10) target.x += width * 0.15 - at.x;
+      else if (at.x + at.width > width - 10) target.x += width * 0.85 - at.x - at.width;
+      if (at.y < 20 || at.y > height * 0.6) target.y += height * 0.3 - at.y;
+      if (target.x === this.tree.view.x && target.y === this.tree.view.y) return;
       this.isFollowing = false;
-      const { view } = this.tree;
-      this.glide({
-        scale: view.scale,
-        x: view.x + width / 2 - at.x - at.width / 2,
-        y: view.y + height / 2 - at.y,
-      });
+      this.glide(target);
     }
 
     glide(target) {
       this.stopGliding();
+      this.target = target;
       const from = this.camera;
       const isStill = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
       if (isStill || !this.tree.drawn.nodes) return this.jump(target);
@@ -347,6 +359,10 @@
       this.tree.request();
     }
 
+    finishGliding() {
+      if (this.gliding) this.jump(this.target);
+    }
+
     stopGliding() {
       if (this.gliding) cancelAnimationFrame(this.gliding);
       this.gliding = null;
@@ -359,7 +375,7 @@
       const texts = bestk.textEntries(graph, step, tree.chosen);
       const open = bestk.frontierEntries(graph, step, tree.chosen);
       this.texts.show(texts, "No text is complete yet.");
-      this.open.show(open, "Nothing is open.");
+      this.frontierList.show(open, "Nothing is open.");
       this.textsHead.textContent = `Texts (${texts.length})`;
       this.openHead.textContent = `Frontier (${open.length})`;
       const isLast = step === this.lastStep && !graph.isLive;
@@ -394,7 +410,7 @@
       const close = element("button", { type: "button", class: "bk-button", "aria-label": "Let go" }, "✕");
       close.addEventListener("click", () => this.select(null));
       const parts = [shown, bestk.factList(bestk.facts(this.graph, node, this.step)), close];
-      if (node.up && node.children.length) {
+      if (this.tree.isPlaced(node) && this.tree.hasHandle(node)) {
         const word = node.isCollapsed ? "Unfold branch" : "Fold branch";
         const fold = element("button", { type: "button", class: "bk-button bk-fold" }, word);
         fold.addEventListener("click", () => this.toggle(node.id));
