@@ -78,7 +78,9 @@ def quoted(text: str) -> str:
     '"say \\"hi\\" \\\\N"'
     """
     text = text.replace("\\", "\\\\").replace('"', '\\"')
-    shown = "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    shown = "".join(
+        c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
     # Graphviz resolves HTML entities in labels, so that "&lt;" would not stay what it is.
     shown = shown.replace("&", "&amp;")
     return '"' + shown.replace("\n", "\\n") + '"'

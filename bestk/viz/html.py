@@ -1,4 +1,4 @@
-"""A search as one HTML file that opens offline: the tree grows step by step, the frontier beside it.
+"""A search as one HTML file that opens offline: the tree grows, the frontier stands beside it.
 
 The page's template, style and scripts lie in `static/` and are put into the file as they are; the
 graph goes in as JSON that the scripts read. Text of prompts and models is data there, never markup.
@@ -19,7 +19,16 @@ from bestk.viz.graph import Graph, prompt_text, to_graph
 
 STYLES = ("viewer.css",)
 # In the order in which they must run; each adds its part to `window.bestk`.
-SCRIPTS = ("model.js", "layout.js", "colour.js", "canvas.js", "panels.js", "input.js", "viewer.js", "page.js")
+SCRIPTS = (
+    "model.js",
+    "layout.js",
+    "colour.js",
+    "canvas.js",
+    "panels.js",
+    "input.js",
+    "viewer.js",
+    "page.js",
+)
 
 # A page with more nodes than this leaves out the children below min_prob, and says so.
 MANY_NODES = 20_000
