@@ -24,6 +24,7 @@ SCRIPTS = (
     "layout.js",
     "colour.js",
     "canvas.js",
+    "motion.js",
     "panels.js",
     "input.js",
     "viewer.js",

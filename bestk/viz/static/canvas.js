@@ -45,9 +45,10 @@
       this.drawn = { nodes: 0, edges: 0, labels: 0 };
       this.widths = new Map();
       this.columns = [];
+      this.arrangement = 0;
       this.isDue = false;
       this.setTheme("light");
-      this.arrange();
+      this.measure();
     }
 
     setTheme(theme) {
@@ -67,30 +68,51 @@
       this.request();
     }
 
-    /** Lay the tree out again: after nodes came, a branch was folded, or a filter changed. */
-    arrange() {
+    /** Measure the columns: after nodes came or a filter changed. They hold the whole search, so that
+        nodes keep to their column while it is replayed. */
+    measure() {
+      const widest = [];
+      for (const node of this.graph.nodes.values()) {
+        node.label = node.label || label(node, this.graph);
+        node.width = this.widthOf(node.label, !node.up);
+        if (!this.isWanted(node)) continue;
+        widest[node.depth] = Math.max(widest[node.depth] || 0, node.width);
+      }
+      this.lefts = [0];
+      for (const width of widest) this.lefts.push(this.lefts[this.lefts.length - 1] + width + GAP);
+      this.arrange();
+    }
+
+    isWanted(node) {
+      return this.showsPruned || node.state !== "pruned_prob";
+    }
+
+    /** Lay out what the step has found. `row` is where a node belongs, `y` where it is drawn: the two
+        differ while nodes move to make room for new ones. */
+    arrange(isGradual = false) {
       if (!this.graph.root) return;
+      const before = this.arrangement;
+      this.arrangement = before + 1;
       this.columns = bestk.layout(
         this.graph.root,
-        (node) => this.showsPruned || node.state !== "pruned_prob",
+        (node) => node.found <= this.step && this.isWanted(node),
       );
-      let x = 0;
-      this.lefts = [];
-      let [top, bottom] = [0, 0];
       for (const column of this.columns) {
-        this.lefts.push(x);
-        let widest = 0;
         for (const node of column) {
-          node.label = node.label || label(node, this.graph);
-          node.width = this.widthOf(node.label, !node.up);
-          widest = Math.max(widest, node.width);
+          const from = node.arrangement === before ? node.y : node.up ? node.up.from : node.row;
+          node.from = isGradual ? from : node.row;
+          node.y = node.from;
+          node.arrangement = this.arrangement;
         }
-        x += widest + GAP;
-        top = Math.min(top, column[0].row);
-        bottom = Math.max(bottom, column[column.length - 1].row);
       }
-      this.lefts.push(x);
-      this.extent = { left: 0, right: x - GAP, top: top * ROW - HEIGHT, bottom: bottom * ROW + HEIGHT };
+      this.request();
+    }
+
+    /** Draw nodes this far on their way, from 0 to 1. */
+    settle(part) {
+      for (const column of this.columns) {
+        for (const node of column) node.y = node.from + (node.row - node.from) * part;
+      }
       this.request();
     }
 
@@ -116,7 +138,7 @@
     }
 
     /** The view in which a box of the tree, by default all that a step has found, fills the canvas. */
-    fitted(box = this.extentAt(this.step), largest = 1.15) {
+    fitted(box = this.extent(), largest = 1.15) {
       const [wide, high] = [box.right - box.left, box.bottom - box.top];
       const room = { x: this.width - 2 * PADDING, y: this.height - 2 * PADDING };
       const scale = Math.max(SMALLEST, Math.min(room.x / wide, room.y / high, largest));
@@ -128,7 +150,7 @@
     }
 
     /** The view to begin with: as wide as the tree where that is readable, the prompt at the left. */
-    opening(smallest, box = this.extentAt(this.step)) {
+    opening(smallest, box = this.extent()) {
       const whole = this.fitted(box);
       if (whole.scale >= smallest) return whole;
       const wide = (this.width - 2 * PADDING) / (box.right - box.left);
@@ -136,11 +158,10 @@
       return { scale, x: PADDING - box.left * scale, y: PADDING - box.top * scale };
     }
 
-    extentAt(step) {
+    extent() {
       const box = { left: 0, right: 1, top: -HEIGHT, bottom: HEIGHT };
       this.columns.forEach((column, depth) => {
         for (const node of column) {
-          if (node.found > step) continue;
           box.right = Math.max(box.right, this.lefts[depth] + node.width);
           box.top = Math.min(box.top, node.row * ROW - HEIGHT);
           box.bottom = Math.max(box.bottom, node.row * ROW + HEIGHT);
@@ -164,12 +185,8 @@
       this.request();
     }
 
-    /** Where a node is on the canvas. */
-    place(node) {
-      return this.placeIn(node, this.view);
-    }
-
-    placeIn(node, { x, y, scale }) {
+    /** Where a node belongs on the canvas, in the present view or another. */
+    place(node, { x, y, scale } = this.view) {
       return {
         x: this.lefts[node.depth] * scale + x,
         y: node.row * ROW * scale + y,
@@ -189,7 +206,7 @@
         const row = (y - this.view.y) / (ROW * scale);
         const near = bestk.firstIndex(column.length, (i) => column[i].row >= row);
         for (const node of [column[near - 1], column[near]]) {
-          if (!node || node.found > this.step) continue;
+          if (!node) continue;
           const at = this.place(node);
           if (Math.abs(y - at.y) > at.height / 2 + slack || x < at.x - slack) continue;
           const handle = this.hasHandle(node) ? 14 * scale : 0;
@@ -246,7 +263,7 @@
       const column = this.columns[depth];
       const begin = bestk.firstIndex(
         column.length,
-        (i) => Math.max(column[i].row, column[i].up.row) >= top,
+        (i) => Math.max(column[i].y, column[i].up.y) >= top,
       );
       const isFar = view.scale < FAR;
       const pixel = 1 / (ROW * view.scale); // in rows
@@ -256,9 +273,9 @@
       for (let i = begin; i < column.length; i += 1) {
         const child = column[i];
         const parent = child.up;
-        if (Math.min(child.row, parent.row) > bottom) break;
-        if (child.found > this.step || (isFar && child.row - last < pixel)) continue;
-        last = child.row;
+        if (Math.min(child.y, parent.y) > bottom) break;
+        if (isFar && child.y - last < pixel) continue;
+        last = child.y;
         this.trace(parent, child, x, isFar);
       }
       c.strokeStyle = this.ink.line;
@@ -269,7 +286,7 @@
     trace(parent, child, x, isStraight) {
       const c = this.context;
       const from = this.lefts[parent.depth] + parent.width;
-      const [y0, y1] = [parent.row * ROW, child.row * ROW];
+      const [y0, y1] = [parent.y * ROW, child.y * ROW];
       c.moveTo(from, y0);
       if (isStraight || y0 === y1) {
         c.lineTo(x, y1);
@@ -287,7 +304,7 @@
       c.beginPath();
       for (const node of this.graph.path(this.chosen)) {
         if (!node.up || !this.isPlaced(node)) continue;
-        if (Math.max(node.row, node.up.row) < top || Math.min(node.row, node.up.row) > bottom) continue;
+        if (Math.max(node.y, node.up.y) < top || Math.min(node.y, node.up.y) > bottom) continue;
         this.trace(node.up, node, this.lefts[node.depth], false);
       }
       c.strokeStyle = this.ink.accent;
@@ -295,27 +312,25 @@
       c.stroke();
     }
 
-    /** Whether a node is in the layout: no branch above it is folded. */
+    /** Whether a node is in the picture: found by now, and no branch above it folded. */
     isPlaced(node) {
-      for (let at = node.up; at; at = at.up) if (at.isCollapsed) return false;
-      return this.showsPruned || node.state !== "pruned_prob";
+      return node.arrangement === this.arrangement;
     }
 
     drawColumn(depth, top, bottom) {
       const column = this.columns[depth];
-      const begin = bestk.firstIndex(column.length, (i) => column[i].row >= top);
-      const end = bestk.firstIndex(column.length, (i) => column[i].row > bottom);
+      const begin = bestk.firstIndex(column.length, (i) => column[i].y >= top);
+      const end = bestk.firstIndex(column.length, (i) => column[i].y > bottom);
       const { scale } = this.view;
       const pixel = 1 / (ROW * scale);
       let last = -Infinity;
       for (let i = begin; i < end; i += 1) {
         const node = column[i];
-        if (node.found > this.step) continue;
         const matters = this.lit.has(node.id) || this.matches.has(node.id);
         if (scale >= FAR) this.drawNode(node, this.lefts[depth]);
-        else if (matters || node.row - last >= pixel) this.drawMark(node, this.lefts[depth]);
+        else if (matters || node.y - last >= pixel) this.drawMark(node, this.lefts[depth]);
         else continue;
-        last = node.row;
+        last = node.y;
         this.drawn.nodes += 1;
       }
     }
@@ -343,7 +358,7 @@
             : isFaded
               ? this.ink.line
               : this.shadeOf(node).fill;
-      c.fillRect(x, node.row * ROW - height / 2, node.width, height);
+      c.fillRect(x, node.y * ROW - height / 2, node.width, height);
     }
 
     drawNode(node, x) {
@@ -352,7 +367,7 @@
       const shade = this.shadeOf(node);
       const isFull = state === "expanded" && node.up;
       const isFaded = state.startsWith("pruned");
-      const y = node.row * ROW;
+      const y = node.y * ROW;
       c.beginPath();
       c.roundRect(x, y - HEIGHT / 2, node.width, HEIGHT, node.up ? 6 : 10);
       c.fillStyle = isFull ? shade.fill : ink.canvas;

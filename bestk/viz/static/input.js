@@ -43,8 +43,7 @@
       }
       travelled += Math.hypot(now.x - before.x, now.y - before.y);
       if (travelled > SLOP) {
-        viewer.isFollowing = false;
-        viewer.stopGliding();
+        viewer.motion.release();
         canvas.classList.add("is-dragged");
         tree.pan(now.x - before.x, now.y - before.y);
       }

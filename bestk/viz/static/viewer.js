@@ -5,9 +5,6 @@
   const bestk = (window.bestk = window.bestk || {});
   const { element } = bestk;
 
-  const GLIDE = 260; // milliseconds of a camera move
-  const READABLE = 0.62; // the camera does not go further out while it follows the search
-  const SMALL = 600; // pixels of width
   const HELP = [
     ["Space", "play or pause"],
     ["← →", "one step back or on"],
@@ -27,15 +24,15 @@
       this.options = options;
       this.step = this.graph.lastStep;
       this.speed = 1;
-      this.isFollowing = true;
       this.timer = null;
       this.build(host);
       this.tree = new bestk.TreeCanvas(this.canvas, this.graph);
       this.tree.step = this.step;
+      this.motion = new bestk.Motion(this.tree);
       this.watch();
       this.setTheme(options.theme || "auto");
       this.tree.resize();
-      this.open();
+      this.motion.open();
       this.refresh();
     }
 
@@ -55,7 +52,7 @@
     }
 
     get camera() {
-      return { ...this.tree.view };
+      return this.motion.view;
     }
 
     /** Every node's state at the shown step, by id. */
@@ -79,7 +76,9 @@
       if (next !== this.step) {
         this.step = next;
         this.tree.step = next;
-        if (this.isFollowing) this.follow();
+        this.motion.finish();
+        this.tree.arrange(true);
+        this.motion.follow(this.graph.expandedAt(next));
       }
       this.refresh();
     }
@@ -87,7 +86,7 @@
     play() {
       if (this.isPlaying) return;
       if (this.step >= this.lastStep) {
-        this.isFollowing = true;
+        this.motion.isFollowing = true;
         this.goto(0);
       }
       const beat = Math.min(900, Math.max(60, 24000 / (this.lastStep + 1)));
@@ -112,9 +111,9 @@
       this.tree.chosen = node;
       this.tree.lit = new Set(node ? this.graph.path(node).map((at) => at.id) : []);
       if (node) {
-        for (let at = node.up; at; at = at.up) if (at.isCollapsed) this.toggle(at.id);
+        this.unfold(node);
         if (node.found > this.step) this.goto(node.found);
-        this.reveal(node);
+        this.motion.reveal(node);
       }
       this.refresh();
     }
@@ -127,7 +126,8 @@
     /** Fold or unfold the branch below a node; the node stays where it is on the screen. */
     toggle(id) {
       const node = this.graph.nodes.get(id);
-      if (!node || !node.up || !node.children.length) return;
+      if (!node || !this.tree.isPlaced(node) || !this.tree.hasHandle(node)) return;
+      this.motion.finish();
       const before = this.tree.place(node).y;
       node.isCollapsed = !node.isCollapsed;
       this.tree.arrange();
@@ -145,8 +145,8 @@
     }
 
     fit() {
-      this.isFollowing = false;
-      this.glide(this.tree.fitted());
+      this.motion.release();
+      this.motion.glide(this.tree.fitted());
     }
 
     setColour(name) {
@@ -167,15 +167,15 @@
     setPruned(isShown) {
       this.pruned.checked = isShown;
       this.tree.showsPruned = isShown;
-      this.tree.arrange();
-      if (this.isFollowing) this.open();
+      this.tree.measure();
+      if (this.motion.isFollowing) this.motion.open();
     }
 
     /** Take in more of a search that is under way; the newest step is shown if the last one was. */
     update(part) {
       const wasLast = this.step >= this.lastStep;
       this.graph.update(part);
-      this.tree.arrange();
+      this.tree.measure();
       if (wasLast) this.goto(this.lastStep);
       else this.refresh();
     }
@@ -266,7 +266,7 @@
       this.query.addEventListener("keydown", (event) => this.nextMatch(event));
       new ResizeObserver(() => {
         this.tree.resize();
-        if (this.isFollowing) this.open();
+        if (this.motion.isFollowing) this.motion.open();
       }).observe(this.canvas);
       window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
         if (!this.isThemeFixed) this.setTheme("auto");
@@ -279,9 +279,18 @@
     }
 
     zoom(factor, x, y) {
-      this.isFollowing = false;
-      this.stopGliding();
+      this.motion.release();
       this.tree.zoom(factor, x, y);
+    }
+
+    /** Show all that is folded above a node. */
+    unfold(node) {
+      let hasChanged = false;
+      for (let at = node.up; at; at = at.up) {
+        hasChanged = hasChanged || at.isCollapsed;
+        at.isCollapsed = false;
+      }
+      if (hasChanged) this.tree.arrange();
     }
 
     isSeen(id) {
@@ -295,77 +304,6 @@
       if (!ids.length) return;
       const { chosen } = this.tree;
       this.select(ids.find((id) => !chosen || id > chosen.id) ?? ids[0]);
-    }
-
-    /* ---- the camera ------------------------------------------------------------------------ */
-
-    /** Begin with what is readable, or on a small screen with all of the tree. */
-    open() {
-      this.jump(this.tree.width < SMALL ? this.tree.fitted() : this.tree.opening(READABLE));
-    }
-
-    /** Keep what the step expanded in sight: all of the tree while that is readable. */
-    follow() {
-      const { tree } = this;
-      const view = tree.opening(READABLE, tree.extentAt(this.step));
-      const [best] = this.graph.expandedAt(this.step).filter((node) => tree.isPlaced(node));
-      if (best && tree.fitted().scale < READABLE) {
-        const at = tree.placeIn(best, view);
-        const low = tree.height * 0.7;
-        if (at.y > low) view.y -= at.y - low;
-        if (at.x + at.width > tree.width * 0.9) view.x -= at.x + at.width - tree.width * 0.9;
-      }
-      this.glide(view);
-    }
-
-    /** Bring a node into the view if it is not there. */
-    reveal(node) {
-      this.finishGliding();
-      const at = this.tree.place(node);
-      const { width, height } = this.tree;
-      const target = this.camera;
-      // The card of the chosen node covers the lower part.
-      if (at.x < 10) target.x += width * 0.15 - at.x;
-      else if (at.x + at.width > width - 10) target.x += width * 0.85 - at.x - at.width;
-      if (at.y < 20 || at.y > height * 0.6) target.y += height * 0.3 - at.y;
-      if (target.x === this.tree.view.x && target.y === this.tree.view.y) return;
-      this.isFollowing = false;
-      this.glide(target);
-    }
-
-    glide(target) {
-      this.stopGliding();
-      this.target = target;
-      const from = this.camera;
-      const isStill = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
-      if (isStill || !this.tree.drawn.nodes) return this.jump(target);
-      const begin = performance.now();
-      const move = (now) => {
-        const part = Math.min(1, Math.max(0, (now - begin) / GLIDE));
-        const eased = 1 - (1 - part) ** 3;
-        for (const name of ["x", "y", "scale"]) {
-          this.tree.view[name] = from[name] + (target[name] - from[name]) * eased;
-        }
-        this.tree.request();
-        this.gliding = part < 1 ? requestAnimationFrame(move) : null;
-      };
-      this.gliding = requestAnimationFrame(move);
-      return undefined;
-    }
-
-    jump(target) {
-      this.stopGliding();
-      Object.assign(this.tree.view, target);
-      this.tree.request();
-    }
-
-    finishGliding() {
-      if (this.gliding) this.jump(this.target);
-    }
-
-    stopGliding() {
-      if (this.gliding) cancelAnimationFrame(this.gliding);
-      this.gliding = null;
     }
 
     /* ---- keeping the page in step ---------------------------------------------------------- */
