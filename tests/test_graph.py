@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -200,3 +201,14 @@ def test_prompts_of_every_kind_become_text() -> None:
     assert prompt_text([4, 5]) == "4 5"
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert prompt_text(messages) == "system: Be brief.\nuser: Hi"
+
+
+def test_every_field_is_documented() -> None:
+    page = Path(__file__).parents[1] / "docs" / "graph-schema.md"
+    written = page.read_text(encoding="utf-8")
+    known = schema()
+    fields = {*known["properties"], *known["properties"]["mass"]["properties"]}
+    for part in ("node", "step", "completion"):
+        fields |= set(known["$defs"][part]["properties"])
+    fields |= set(known["$defs"]["node"]["properties"]["state"]["enum"])
+    assert [name for name in sorted(fields) if f"`{name}`" not in written] == []
