@@ -3,7 +3,8 @@
     python benchmarks/viz_fps.py --nodes 5000
 
 Needs Debian's `chromium` and the `playwright` package. Frames are counted in the page, one for each
-requestAnimationFrame callback, while the view moves at every frame.
+requestAnimationFrame callback, while the view moves at every frame. `replay` is the time that a jump
+to another step takes, the layout and the lists included.
 """
 
 from __future__ import annotations
@@ -61,6 +62,21 @@ PAN = """
 """
 
 
+SCRUB = """
+() => {
+  const { viewer } = bestk;
+  const times = [];
+  for (let i = 0; i < 40; i += 1) {
+    const begin = performance.now();
+    viewer.goto(Math.round((viewer.lastStep * i) / 39));
+    times.push(performance.now() - begin);
+  }
+  times.sort((a, b) => a - b);
+  return { median_ms_per_step: +times[20].toFixed(1), most_ms: +times[39].toFixed(1) };
+}
+"""
+
+
 def large_result(num_nodes: int) -> bestk.SearchResult:
     """Search a toy model whose distributions are drawn from the prefix, until enough is found."""
 
@@ -105,6 +121,7 @@ def main() -> None:
                 "p95_ms": round(gaps[int(0.95 * (len(gaps) - 1))], 1),
             }
             print(json.dumps(row))
+        print(json.dumps({"replay": page.evaluate(SCRUB)}))
         browser.close()
 
 

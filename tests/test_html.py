@@ -293,6 +293,31 @@ def test_mouse_chooses_folds_pans_and_zooms(show: Any) -> None:
     assert shown.js("bestk.viewer.camera")["scale"] > after["scale"]
 
 
+@needs_browser
+def test_two_fingers_zoom_and_a_tap_chooses(show: Any) -> None:
+    phone = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
+    shown = show(to_html(toy_result()), **phone)
+    touch = shown.context.new_cdp_session(shown.page)
+    box = shown.page.locator("canvas").bounding_box()
+
+    def fingers(kind: str, *offsets: float) -> None:
+        y = box["y"] + 150
+        points = [{"x": box["x"] + 180 + x, "y": y, "id": i} for i, x in enumerate(offsets)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    before = shown.js("bestk.viewer.camera.scale")
+    fingers("touchStart", -30, 30)
+    fingers("touchMove", -60, 60)
+    fingers("touchMove", -90, 90)
+    fingers("touchEnd")
+    shown.settle()
+    assert shown.js("bestk.viewer.camera.scale") == pytest.approx(3 * before, rel=0.1)
+    shown.js("bestk.viewer.fit()")
+    at = shown.js("bestk.viewer.tree.place(bestk.viewer.graph.nodes.get(1))")
+    shown.page.touchscreen.tap(box["x"] + at["x"] + at["width"] / 2, box["y"] + at["y"])
+    assert shown.js("bestk.viewer.tree.chosen.id") == 1
+
+
 SLOP = 11  # the first pixels of a drag may still be a click
 
 

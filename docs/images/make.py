@@ -23,6 +23,7 @@ FRAMES_PER_STEP = 4
 
 
 def main() -> None:
+    """Search once, then take the pictures."""
     lm = bestk.load("smollm2")
     result = bestk.search(lm, PROMPT, max_new_tokens=14, beam_size=8, stop=["."])
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:

@@ -4,7 +4,8 @@
 (() => {
   const bestk = (window.bestk = window.bestk || {});
 
-  const MOST_ROWS = 100;
+  const MOST_ROWS = 100; // open nodes listed
+  const MOST_TEXTS = 500;
 
   /** Make an element; `children` are elements or strings. */
   function element(tag, attributes = {}, ...children) {
@@ -27,18 +28,14 @@
       this.body.addEventListener("keydown", (event) => this.move(event));
     }
 
-    /** Show entries: {id, title, detail, share, mark, isNext}. */
-    show(entries, emptyText) {
-      const count = Math.min(entries.length, MOST_ROWS);
+    /** Show the first of `total` entries: {id, title, detail, share, mark, isNext, isChosen}. */
+    show({ entries, total }, emptyText) {
+      const count = entries.length;
       while (this.rows.length < count) this.rows.push(this.makeRow());
       while (this.rows.length > count) this.rows.pop().item.remove();
-      entries.slice(0, count).forEach((entry, i) => this.fill(this.rows[i], entry));
+      entries.forEach((entry, i) => this.fill(this.rows[i], entry));
       this.rows.forEach((row, i) => (row.button.tabIndex = i === 0 ? 0 : -1));
-      this.more.textContent = !entries.length
-        ? emptyText
-        : entries.length > count
-          ? `and ${entries.length - count} more`
-          : "";
+      this.more.textContent = !total ? emptyText : total > count ? `and ${total - count} more` : "";
     }
 
     makeRow() {
@@ -87,11 +84,11 @@
   /** The rows of the frontier that a step left; the next to be expanded are marked. */
   function frontierEntries(graph, step, chosen) {
     const frontier = graph.frontierAt(step);
-    if (!frontier.length) return [];
+    if (!frontier.length) return { entries: [], total: 0 };
     const left = graph.config.budget ?? graph.config.beam_size * graph.config.max_new_tokens;
     const width = Math.min(graph.config.k, left - graph.numExpandedBy(step));
     const best = frontier[0].priority;
-    return frontier.map(({ node, priority }, i) => ({
+    const entries = frontier.slice(0, MOST_ROWS).map(({ node, priority }, i) => ({
       id: node.id,
       mark: String(i + 1),
       title: shorten(graph.text(node), 52) || node.text,
@@ -100,13 +97,14 @@
       isNext: i < width && (step < graph.lastStep || graph.isLive),
       isChosen: chosen !== null && chosen.id === node.id,
     }));
+    return { entries, total: frontier.length };
   }
 
   /** The rows of the texts found by a step. */
   function textEntries(graph, step, chosen) {
     const texts = graph.textsAt(step);
     const best = texts.length ? texts[0].score : 0;
-    return texts.map((text, i) => ({
+    const entries = texts.slice(0, MOST_TEXTS).map((text, i) => ({
       id: text.node,
       mark: String(i + 1),
       title: text.text.trim() || "(empty text)",
@@ -115,6 +113,7 @@
       isNext: text.step === step,
       isChosen: chosen !== null && chosen.id === text.node,
     }));
+    return { entries, total: texts.length };
   }
 
   const STATE_WORDS = {

@@ -207,7 +207,7 @@
       const tools = element("div", { class: "bk-tools", role: "toolbar", "aria-label": "View" },
         element("label", { class: "bk-field" }, element("span", {}, "Colour"), this.colour),
         element("label", { class: "bk-check" }, this.pruned, "below min_prob"),
-        element("span", { class: "bk-search" }, this.query, this.found),
+        element("span", { class: "bk-search" }, this.found, this.query),
         button("themeButton", "Light or dark", () =>
           this.setTheme(this.theme === "dark" ? "light" : "dark"), "◐"),
         button("helpButton", "Keys", () => this.help.showModal(), "?"));
@@ -314,8 +314,8 @@
       const open = bestk.frontierEntries(graph, step, tree.chosen);
       this.texts.show(texts, "No text is complete yet.");
       this.frontierList.show(open, "Nothing is open.");
-      this.textsHead.textContent = `Texts (${texts.length})`;
-      this.openHead.textContent = `Frontier (${open.length})`;
+      this.textsHead.textContent = `Texts (${texts.total})`;
+      this.openHead.textContent = `Frontier (${open.total})`;
       const isLast = step === this.lastStep && !graph.isLive;
       this.openNote.textContent = isLast
         ? `The search has ended: ${String(graph.stopReason).replace(/_/g, " ")}.`
