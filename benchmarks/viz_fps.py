@@ -3,8 +3,8 @@
     python benchmarks/viz_fps.py --nodes 5000
 
 Needs Debian's `chromium` and the `playwright` package. Frames are counted in the page, one for each
-requestAnimationFrame callback, while the view moves at every frame. `replay` is the time that a jump
-to another step takes, the layout and the lists included.
+requestAnimationFrame callback, while the view moves at every frame. `replay` is the time that a
+jump to another step takes, the layout and the lists included.
 """
 
 from __future__ import annotations

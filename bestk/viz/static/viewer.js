@@ -294,7 +294,8 @@
     }
 
     isSeen(id) {
-      return this.graph.nodes.get(id).found <= this.step;
+      const node = this.graph.nodes.get(id);
+      return node.found <= this.step && this.tree.isWanted(node);
     }
 
     /** Enter in the search box goes from match to match. */
