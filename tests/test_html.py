@@ -21,7 +21,7 @@ from bestk.viz.graph import to_graph
 from bestk.viz.html import SCRIPTS, STYLES, notebook, render, script_json, static, to_html
 
 WORDS = ["<|end|>", " the", " dog", " cat", " runs", " sleeps", "</script><script>hack()</script>"]
-HOSTILE = "<script>hack()</script></script><!-- <b>bold</b> \u2028 &lt; <img src=x onerror=hack()>"
+HOSTILE = "<script>hack()</script></script ><!-- <b>bold</b> \u2028 &lt; <img src=x onerror=hack()>"
 
 
 class Words:
