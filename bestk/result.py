@@ -98,6 +98,8 @@ class SearchResult:
     tree: TreeRecord | None = None
     # As found, before texts were merged; not in the JSON.
     raw: tuple[Hypothesis, ...] = field(default=(), repr=False, compare=False)
+    # How to show the tokens of `tree`, so that pictures of it need no tokenizer.
+    token_texts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def texts(self) -> list[str]:
@@ -132,7 +134,20 @@ class SearchResult:
         }
         if tree and self.tree is not None:
             data["tree"] = self.tree.to_json()
+            data["token_texts"] = {str(token): text for token, text in self.token_texts.items()}
         return data
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the search as a self-contained page; write it to a file where a path is given."""
+        from bestk.viz.html import to_html
+
+        return to_html(self, path)
+
+    def _repr_html_(self) -> str:
+        """Show the search in a notebook."""
+        from bestk.viz.html import notebook
+
+        return notebook(self)
 
     def dumps(self, *, tree: bool = False, indent: int | None = None) -> str:
         """Return `to_json` as a string."""
@@ -180,7 +195,7 @@ class SearchResult:
             )
         try:
             return _read(cls, data)
-        except (KeyError, TypeError, AttributeError, OptionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"a saved result lacks or spoils a field: {error}") from None
 
 
@@ -199,6 +214,7 @@ def collect(
     seconds: float,
     keep_tree: bool = True,
     hooks: Sequence[str] = (),
+    token_texts: Callable[[Sequence[int]], dict[int, str]] | None = None,
 ) -> list[SearchResult]:
     """Turn the state of searches, finished or not, into results: one for each row in `prompts`."""
     clocks, reasons = searches.clock.tolist(), searches.stop_reasons()
@@ -234,6 +250,11 @@ def collect(
                 else emptiness(searches.config, reasons[row], num_truncated[row], bounds[row]),
                 tree=record if keep_tree else None,
                 raw=tuple(found),
+                token_texts=(
+                    token_texts(record.child_token.tolist())
+                    if keep_tree and token_texts is not None
+                    else {}
+                ),
             )
         )
     return results
@@ -377,4 +398,5 @@ def _read(cls: type[SearchResult], data: dict[str, Any]) -> SearchResult:
         certified=data["certified"],
         notice=data.get("notice"),
         tree=TreeRecord.from_json(data["tree"]) if "tree" in data else None,
+        token_texts={int(token): text for token, text in data.get("token_texts", {}).items()},
     )

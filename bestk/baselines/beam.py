@@ -190,11 +190,9 @@ class Beams:
             tokens.append(table.token)
             log_probs.append(table.log_prob)
             states.append(torch.where(exists, kept[:, None], int(State.NONE)))
-        self.tree.record(
-            group,
-            Children(torch.cat(tokens, dim=2), torch.cat(log_probs, dim=2)),
-            torch.cat(states, dim=2),
-        )
+        children = Children(torch.cat(tokens, dim=2), torch.cat(log_probs, dim=2))
+        score = group.log_prob[..., None] + children.log_prob  # beams go by their likelihood
+        self.tree.record(group, children, score, torch.cat(states, dim=2))
 
     def outcomes(self, keep_tree: bool) -> list[Outcome]:
         """Read the finished texts out of the trees, each team's best first, best team first."""
