@@ -124,7 +124,7 @@ def _attend(
         key_base + index[:, None] * keys_place + of_head, mask=seen[:, None] & is_head, other=0.0
     )
     # A compiled caller hands the scale over in double precision.
-    weight = tl.dot(q, tl.trans(k), input_precision=precision) * scaling.to(tl.float32)
+    weight = (tl.dot(q, tl.trans(k), input_precision=precision) * scaling).to(tl.float32)
     weight = tl.where(seen[None, :], weight, float("-inf"))
     highest = tl.maximum(best, tl.max(weight, axis=1))
     # The first block always holds the prompt's first token, so `highest` is finite.
@@ -250,7 +250,7 @@ def _rms_norm(hidden, weight, output, size, epsilon, block: tl.constexpr):
     index = tl.arange(0, block)
     inside = index < size
     x = tl.load(hidden + row * size + index, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / size + epsilon.to(tl.float32))
+    scale = tl.rsqrt((tl.sum(x * x, axis=0) / size + epsilon).to(tl.float32))
     w = tl.load(weight + index, mask=inside, other=0.0)
     tl.store(output + row * size + index, (x * scale).to(w.dtype) * w, mask=inside)
 

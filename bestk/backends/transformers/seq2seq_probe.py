@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bestk.backends.base import Group, Room
-from bestk.backends.transformers.probe import distance, probe_group
+from bestk.backends.transformers.probe import distance, probe_group, tolerance
 from bestk.backends.transformers.sources import Encoded, Seq2SeqCheckpoint, Source
 from bestk.errors import ModelError
 
@@ -58,7 +58,7 @@ class _Probe:
         self.checkpoint = checkpoint
         self.sources = sources
         # Half precision rounds logits to about 2^-8 of their size; a wrong position is off by more.
-        self.tolerance = 1e-3 if checkpoint.dtype == torch.float32 else 0.25
+        self.tolerance = tolerance(checkpoint)
         self.tokens = [0, *_some(_NUM_SLOTS - 1, 5, checkpoint.vocab_size)]
         self.alone = [checkpoint.encode([source]) for source in sources]
 
