@@ -63,6 +63,9 @@ def _reader(root: Any) -> Any:
                     raise
                 return io.StringIO("".join(f"{i}\tfile.{i}\t0\n" for i in range(_NUM_LEXNAMES)))
 
+        def map_wn(self, version: str = "wordnet") -> None:
+            """Skip the map to the synsets of other languages, which needs nltk's own copy."""
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are no other languages
         return Reader(root, None)
