@@ -5,7 +5,7 @@ Everything is seeded and vectorised. Knows numbers only; NaN means that an examp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
+Resample = Callable[[NDArray[np.int64] | None], float]  # rows of a sample; None: all, once
 
 NUM_SAMPLES = 1000
 NUM_FLIPS = 10_000
@@ -50,7 +51,7 @@ def estimate(values: Numbers, *, samples: int = NUM_SAMPLES, seed: int = 0) -> E
 
 
 def estimate_corpus(
-    score: Callable[[NDArray[np.int64] | None], float],
+    score: Resample,
     num_examples: int,
     *,
     samples: int = NUM_SAMPLES,
@@ -85,6 +86,45 @@ def compare(
         p_value=sign_flip(differences, seed=seed),
         num_examples=len(differences),
     )
+
+
+def compare_corpus(
+    ours: Resample,
+    theirs: Resample,
+    num_examples: int,
+    *,
+    samples: int = NUM_SAMPLES,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two scores of a whole corpus by the paired bootstrap (Koehn, 2004).
+
+    The two-sided p-value is twice the share of samples whose difference has not the sign seen.
+    """
+    rows = resamples(num_examples, samples, seed)
+    differences = np.array([ours(row) - theirs(row) for row in rows])
+    low, high = np.percentile(differences, [2.5, 97.5])
+    against = min(np.mean(differences <= 0), np.mean(differences >= 0))
+    return Comparison(
+        difference=ours(None) - theirs(None),
+        low=float(low),
+        high=float(high),
+        p_value=float(min(1.0, 2 * max(against, 1 / (2 * samples)))),
+        num_examples=num_examples,
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for being many (Holm, 1979).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    corrected, least = [float("nan")] * len(p_values), 0.0
+    for done, place in enumerate(order):
+        least = max(least, min(1.0, (len(p_values) - done) * p_values[place]))
+        corrected[place] = least
+    return corrected
 
 
 def sign_flip(differences: Numbers, *, seed: int = 0) -> float:

@@ -9,13 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bestk.evaluation.examples import Example, Pool
-from bestk.evaluation.statistics import Numbers
-
-Resample = Callable[[NDArray[np.int64] | None], float]
+from bestk.evaluation.statistics import Numbers, Resample
 
 
 @dataclass(frozen=True, kw_only=True)

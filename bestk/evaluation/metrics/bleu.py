@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from bestk.evaluation.examples import Example, Pool
 from bestk.evaluation.extras import require
-from bestk.evaluation.metrics.base import Column, CorpusMetric, Resample, TextMetric
-from bestk.evaluation.statistics import Numbers
+from bestk.evaluation.metrics.base import Column, CorpusMetric, TextMetric
+from bestk.evaluation.statistics import Numbers, Resample
 
 
 class SentenceBleu(TextMetric):
@@ -85,10 +85,12 @@ def streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
 
 
 def sign(metric: Any) -> str:
-    """Return sacrebleu's own signature, which counts references, with the metric's name."""
+    """Return sacrebleu's own signature with the metric's name; all references are used."""
+    if getattr(metric, "num_refs", None) is None:  # sacrebleu knows it once it has scored something
+        metric.corpus_score(["word"], [["word"]])
+    settings = metric.get_signature().info | {"nrefs": "all"}
     name = type(metric).__name__.lower()
-    settings = {key: str(value) for key, value in metric.get_signature().info.items()}
-    return name + "|" + "|".join(f"{k}:{v}" for k, v in settings.items() if v != "None")
+    return name + "|" + "|".join(f"{k}:{v}" for k, v in settings.items() if v is not None)
 
 
 def _resample(metric: Any, texts: list[str], references: list[list[str | None]]) -> Resample:

@@ -18,8 +18,8 @@ import numpy as np
 from bestk.errors import MissingDataError, ModelError
 from bestk.evaluation.examples import Pool
 from bestk.evaluation.extras import require
-from bestk.evaluation.metrics.base import Column, CorpusMetric, Resample
-from bestk.evaluation.statistics import Numbers
+from bestk.evaluation.metrics.base import Column, CorpusMetric
+from bestk.evaluation.statistics import Numbers, Resample
 from bestk.language_model import LanguageModel
 from bestk.loading import load
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from bestk.errors import MissingDataError, MissingExtraError, OptionError, unknown
 from bestk.evaluation.metrics.base import Metric
 from bestk.evaluation.metrics.bleu import CorpusBleu, SentenceBleu
+from bestk.evaluation.metrics.cost import SearchCost
 from bestk.evaluation.metrics.counts import Counts
 from bestk.evaluation.metrics.coverage import Coverage
 from bestk.evaluation.metrics.distinct import Distinct
@@ -29,6 +30,7 @@ FAMILIES: dict[str, Callable[[MetricModels], Metric]] = {
     "coverage": lambda models: Coverage(),
     "grammar": lambda models: Grammar(models.grammar),
     "mauve": lambda models: Mauve(models.chosen_mauve()),
+    "cost": lambda models: SearchCost(),
 }
 
 
