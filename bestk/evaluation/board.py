@@ -66,10 +66,14 @@ class Board:
 
     def signature(self, column: str) -> str:
         """Name everything that a column's numbers depend on."""
+        return f"{column}|{self.signatures[column]}|{self.conditions}"
+
+    @property
+    def conditions(self) -> str:
+        """Name what all numbers of the board depend on."""
         texts = f"top{self.top}" if self.view == "top" else self.view
         return (
-            f"{column}|{self.signatures[column]}|texts:{texts}|ci:bootstrap{self.samples},"
-            f"seed{self.seed}|{self.evaluation.signature}"
+            f"texts:{texts}|ci:bootstrap{self.samples},seed{self.seed}|{self.evaluation.signature}"
         )
 
     def compare(self, row: str, baseline: str, column: str) -> Comparison | None:
@@ -192,13 +196,11 @@ def _marks(estimates: dict[str, dict[str, Estimate]], column: Column) -> dict[st
         if not np.isnan(cells[column.key].value)
     }
     places = sorted(set(shown.values()), reverse=True)
-    names = {places[0]: "best"} if len(places) > 1 else {}
+    if len(places) < 2:
+        return {}
+    names = {places[-1]: "worst", places[0]: "best"}
     if len(places) > 2:
-        names |= (
-            {places[-1]: "worst", places[1]: "second"} if len(places) > 3 else {places[-1]: "worst"}
-        )
-    elif len(places) == 2:
-        names[places[-1]] = "worst"
+        names[places[1]] = "second"
     return {row: names[value] for row, value in shown.items() if value in names}
 
 

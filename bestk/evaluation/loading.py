@@ -18,7 +18,7 @@ from bestk.evaluation.store import read_lines, read_settings
 class Evaluation:
     """What methods found for the same examples.
 
-    `pools[row]` has one pool per example; a row is a method, with its model where there are several.
+    `pools[row]` has one pool per example; a row is a method, with its model if there are several.
     """
 
     settings: tuple[dict[str, Any], ...]

@@ -107,6 +107,21 @@ def parse(name: str) -> NamedMethod:
     )
 
 
+def split(names: str) -> list[str]:
+    """Split a list of names; a comma may also stand between the settings of one.
+
+    >>> split("BS,BKS_last:k=10,decay_weight=0.1,Ncls0.8")
+    ['BS', 'BKS_last:k=10,decay_weight=0.1', 'Ncls0.8']
+    """
+    found: list[str] = []
+    for part in names.split(","):
+        if "=" in part and ":" not in part and found:
+            found[-1] += f",{part.strip()}"
+        elif part.strip():
+            found.append(part.strip())
+    return found
+
+
 def parse_all(names: Sequence[str]) -> list[NamedMethod]:
     """Read several names, each of which may be a group: `paper`, `ours` or an ablation."""
     found: dict[str, NamedMethod] = {}

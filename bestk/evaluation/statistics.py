@@ -45,8 +45,7 @@ def estimate(values: Numbers, *, samples: int = NUM_SAMPLES, seed: int = 0) -> E
     known = values[~np.isnan(values)]
     if not len(known):
         return Estimate(value=float("nan"), low=None, high=None)
-    means = np.array([known[rows].mean() for rows in resamples(len(known), samples, seed)])
-    low, high = np.percentile(means, [2.5, 97.5])
+    low, high = np.percentile(known[resamples(len(known), samples, seed)].mean(axis=1), [2.5, 97.5])
     return Estimate(value=float(known.mean()), low=float(low), high=float(high))
 
 
@@ -103,7 +102,7 @@ def compare_corpus(
     rows = resamples(num_examples, samples, seed)
     differences = np.array([ours(row) - theirs(row) for row in rows])
     low, high = np.percentile(differences, [2.5, 97.5])
-    against = min(np.mean(differences <= 0), np.mean(differences >= 0))
+    against = min(float(np.mean(differences <= 0)), float(np.mean(differences >= 0)))
     return Comparison(
         difference=ours(None) - theirs(None),
         low=float(low),
@@ -119,10 +118,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
     corrected, least = [float("nan")] * len(p_values), 0.0
-    for done, place in enumerate(order):
-        least = max(least, min(1.0, (len(p_values) - done) * p_values[place]))
+    for done, place in enumerate(np.argsort(p_values, kind="stable").tolist()):
+        scaled = (len(p_values) - done) * float(p_values[place])
+        least = max(least, min(1.0, scaled))
         corrected[place] = least
     return corrected
 

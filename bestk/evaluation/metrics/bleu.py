@@ -66,12 +66,13 @@ class CorpusBleu(CorpusMetric):
         return "corpus-" + " + ".join(sign(metric) for metric in self._metrics)
 
     def score(self, pools: Sequence[Pool], view: str, top: int) -> Sequence[Resample | float]:
-        kept = [pool for pool in pools if pool.example.references]
-        if not kept:
+        has_references = np.array([bool(pool.example.references) for pool in pools])
+        if not has_references.any():
             return [float("nan")] * len(self._metrics)
+        kept = [pool for pool in pools if pool.example.references]
         firsts = [pool.texts[0] if pool.texts else "" for pool in kept]
         references = streams([pool.example.references for pool in kept])
-        return [_resample(metric, firsts, references) for metric in self._metrics]
+        return [_resample(m, firsts, references, has_references) for m in self._metrics]
 
 
 def streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
@@ -93,9 +94,16 @@ def sign(metric: Any) -> str:
     return name + "|" + "|".join(f"{k}:{v}" for k, v in settings.items() if v is not None)
 
 
-def _resample(metric: Any, texts: list[str], references: list[list[str | None]]) -> Resample:
+def _resample(
+    metric: Any,
+    texts: list[str],
+    references: list[list[str | None]],
+    has_references: NDArray[np.bool_],
+) -> Resample:
     # What sacrebleu's own paired tests do: count once per sentence, add up per sample.
-    counts = np.array(metric._extract_corpus_statistics(texts, references), dtype=np.float64)
+    counted = np.array(metric._extract_corpus_statistics(texts, references), dtype=np.float64)
+    counts = np.zeros((len(has_references), counted.shape[1]))
+    counts[has_references] = counted
 
     def score(rows: NDArray[np.int64] | None) -> float:
         total = counts.sum(axis=0) if rows is None else counts[rows].sum(axis=0)

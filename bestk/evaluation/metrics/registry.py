@@ -48,6 +48,11 @@ class MetricModels:
         return self.mauve
 
 
+def metric_models(grammar: str | None = None, mauve: str | None = None) -> MetricModels:
+    """Choose models, the default where None is given."""
+    return MetricModels(grammar=grammar or DEFAULT_MODEL, mauve=mauve)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
     """The metrics that could be built, and why the others could not."""
