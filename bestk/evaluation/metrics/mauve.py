@@ -75,11 +75,18 @@ def _model(model: str | LanguageModel) -> LanguageModel:
             model = load(model)
         except ModelError as error:
             raise MissingDataError(f"MAUVE has no model for its features: {error}") from error
-    if not hasattr(model.backend, "model"):
-        raise MissingDataError(
-            f"MAUVE takes features from a transformers model, {model.name} is none: name another"
-        )
+    _network(model)
     return model
+
+
+def _network(lm: LanguageModel) -> Any:
+    from bestk.backends.transformers.causal import CausalBackend
+
+    if not isinstance(lm.backend, CausalBackend):
+        raise MissingDataError(
+            f"MAUVE takes features from a causal transformers model, {lm.name} is none: name another"
+        )
+    return lm.backend.checkpoint.model
 
 
 def _last_states(lm: LanguageModel, texts: Sequence[str]) -> list[Numbers]:
@@ -87,7 +94,7 @@ def _last_states(lm: LanguageModel, texts: Sequence[str]) -> list[Numbers]:
 
     from bestk.backends.transformers.model import pad_right
 
-    model: Any = lm.backend.model  # type: ignore[attr-defined]
+    model = _network(lm)
     limit = lm.backend.max_length or 1024
     tokens, lengths = pad_right([lm.encode(text)[:limit] for text in texts], lm.backend.device)
     with torch.no_grad():
