@@ -33,6 +33,9 @@ def eval(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Longest text, instead of the task's.")
     ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="String that completes a text; may be repeated.")
+    ] = None,
     style: Annotated[str, typer.Option(help="Prompts: auto, plain or chat.")] = "auto",
     batch_size: Annotated[int, typer.Option(help="Examples searched together.")] = 8,
     seed: Annotated[int, typer.Option(help="Chooses examples and draws samples.")] = 0,
@@ -55,6 +58,7 @@ def eval(
         num_examples=num_examples,
         beam_size=beam_size,
         max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
         style=style,
         batch_size=batch_size,
         seed=seed,

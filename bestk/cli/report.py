@@ -29,6 +29,10 @@ def report(
     baseline: Annotated[
         str | None, typer.Option(help="Test every method against this one.")
     ] = None,
+    rerank: Annotated[
+        str | None,
+        typer.Option(help="Also BLEU before and after: mbr-chrf, mbr-bleu, comet-qe, reward:NAME."),
+    ] = None,
     mauve_model: Annotated[str | None, typer.Option(help="Model for MAUVE's features.")] = None,
     grammar_model: Annotated[str | None, typer.Option(help="CoLA classifier.")] = None,
     intervals: Annotated[bool, typer.Option(help="Show 95% intervals.")] = True,
@@ -49,6 +53,7 @@ def report(
         top=top,
         layouts=table,
         baseline=baseline,
+        rerank=rerank,
         intervals=intervals,
     )
     made.print(form)

@@ -59,9 +59,9 @@ class NamedMethod:
         """Return the name without its settings."""
         return self.name.partition(":")[0]
 
-    def config(self, max_new_tokens: int, beam_size: int) -> SearchConfig:
+    def config(self, max_new_tokens: int, beam_size: int, stop: Sequence[str] = ()) -> SearchConfig:
         """Return the settings of a search for one length of answers."""
-        shared = {"max_new_tokens": max_new_tokens, "beam_size": beam_size}
+        shared = {"max_new_tokens": max_new_tokens, "beam_size": beam_size, "stop": tuple(stop)}
         return SearchConfig.of({**shared, **dict(self.options)})
 
     def __call__(
@@ -71,13 +71,14 @@ class NamedMethod:
         max_new_tokens: int,
         beam_size: int,
         seed: int = 0,
+        stop: Sequence[str] = (),
     ) -> list[SearchResult]:
         """Run the method on one batch."""
         results: list[SearchResult] = run_method(
             lm,
             list(prompts),
             self.method,
-            self.config(max_new_tokens, beam_size),
+            self.config(max_new_tokens, beam_size, stop),
             seed=seed,
             num_draws=self.num_draws,
             batch_size=len(prompts),

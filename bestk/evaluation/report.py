@@ -17,9 +17,10 @@ from bestk.evaluation.examples import VIEWS
 from bestk.evaluation.loading import Evaluation, load_runs
 from bestk.evaluation.metrics.registry import MetricModels, build
 from bestk.evaluation.plots import save_figures
-from bestk.evaluation.reranking import Reranker, rerank_table
+from bestk.evaluation.reranking import rerank_table
 from bestk.evaluation.statistics import NUM_SAMPLES
 from bestk.evaluation.tables import Table, comparison_table, layouts_of, score_table
+from bestk.rerank import Reranker, reranker_of
 
 FORMATS = ("terminal", "markdown", "latex", "json")
 
@@ -87,7 +88,7 @@ def make_report(
     top: int = DEFAULT_TOP,
     layouts: Sequence[str] | None = None,
     baseline: str | None = None,
-    reranker: tuple[str, Reranker] | None = None,
+    rerank: str | Reranker | None = None,
     intervals: bool = True,
     samples: int = NUM_SAMPLES,
     seed: int = 0,
@@ -106,9 +107,8 @@ def make_report(
     ]
     if baseline is not None:
         tables += [comparison_table(board, baseline) for board in boards]
-    if reranker is not None:
-        name, function = reranker
-        tables.append(rerank_table(evaluation, function, name, samples=samples, seed=seed))
+    if rerank is not None:
+        tables.append(rerank_table(evaluation, reranker_of(rerank), samples=samples, seed=seed))
     return Report(evaluation=evaluation, boards=boards, tables=tables)
 
 

@@ -41,6 +41,7 @@ class Settings:
     num_examples: int | None = None  # all of them
     beam_size: int = SearchConfig.beam_size
     max_new_tokens: int | None = None  # the task's
+    stop: tuple[str, ...] = ()  # strings that complete a text, for models that know no end
     style: str = "auto"
     batch_size: int = 8
     seed: int = 0
@@ -134,7 +135,12 @@ def _run(
 ) -> None:
     started = time.perf_counter()
     results = batch.method(
-        lm, prompts, batch.max_new_tokens, settings.beam_size, seed=settings.seed
+        lm,
+        prompts,
+        batch.max_new_tokens,
+        settings.beam_size,
+        seed=settings.seed,
+        stop=settings.stop,
     )
     seconds = (time.perf_counter() - started) / len(prompts)
     pairs = list(zip(batch.keys, results, strict=True))
@@ -183,6 +189,7 @@ def _facts(
         "data": hashlib.sha256(data.encode()).hexdigest()[:16],
         "beam_size": settings.beam_size,
         "max_new_tokens": settings.max_new_tokens or _longest(task),
+        "stop": list(settings.stop),
         "batch_size": settings.batch_size,
         "seed": settings.seed,
     }

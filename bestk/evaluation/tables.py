@@ -129,7 +129,7 @@ def score_table(board: Board, layout: str = "condensed", *, intervals: bool = Tr
         latex_headings=["", *(column.heading for column in columns)],
         groups=["", *(column.group for column in columns)],
         rows=rows,
-        breaks=_breaks(board.rows),
+        breaks=breaks(board.rows),
         notes=_notes(board, columns, intervals),
     )
 
@@ -160,7 +160,7 @@ def comparison_table(board: Board, baseline: str, keys: Sequence[str] | None = N
         latex_headings=["", *(column.heading for column in kept)],
         groups=["", *(column.group for column in kept)],
         rows=list(cells.values()),
-        breaks=_breaks(others),
+        breaks=breaks(others),
         notes=[
             "paired sign-flip permutation tests over examples (BLEU, chrF: paired bootstrap), "
             "two-sided, Holm-corrected over methods; * is p < 0.05"
@@ -221,7 +221,8 @@ def _escape(text: str) -> str:
     return re.sub(r"±(\S+)", r"{\\tiny$\\pm$\1}", text.translate(_LATEX_SPECIAL))
 
 
-def _breaks(rows: Sequence[str]) -> set[int]:
+def breaks(rows: Sequence[str]) -> set[int]:
+    """Say above which rows a rule separates families of methods."""
     return {i for i in range(1, len(rows)) if family(rows[i]) != family(rows[i - 1])}
 
 

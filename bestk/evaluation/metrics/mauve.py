@@ -84,7 +84,7 @@ def _network(lm: LanguageModel) -> Any:
 
     if not isinstance(lm.backend, CausalBackend):
         raise MissingDataError(
-            f"MAUVE takes features from a causal transformers model, {lm.name} is none: name another"
+            f"MAUVE needs the features of a causal transformers model, not {lm.name}: name another"
         )
     return lm.backend.checkpoint.model
 
