@@ -5,6 +5,7 @@ BestKError
 ├── PromptError           an empty prompt, or one that leaves no room to generate
 ├── ModelError            a model that cannot be loaded, or gives no usable probabilities
 ├── MissingExtraError     a package of an optional extra is not installed
+├── MissingDataError      a dataset, or the data or model of a metric, is not there
 ├── SchemaError           a saved result that cannot be read back
 └── SearchInterrupted     a search broke off; `partial` holds what it had found
     └── OutOfMemoryError  the device ran out of memory
@@ -35,6 +36,10 @@ class ModelError(BestKError):
 
 class MissingExtraError(BestKError, ImportError):
     """An optional package is not installed."""
+
+
+class MissingDataError(BestKError):
+    """A dataset, or the data or the model that a metric needs, is not there."""
 
 
 class SchemaError(BestKError, ValueError):

@@ -15,12 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from bestk.cli.compare import compare
+from bestk.cli.eval import eval
 from bestk.cli.generate import generate
+from bestk.cli.report import report
 from bestk.cli.show import show
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
-COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare, show)
+COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare, show, eval, report)
 
 app = typer.Typer(
     name="bestk",

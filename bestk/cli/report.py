@@ -1,0 +1,61 @@
+"""`bestk report`: tables and figures of what `bestk eval` found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that bestk eval wrote.")],
+    form: Annotated[
+        str, typer.Option("--format", help="terminal, markdown, latex or json.")
+    ] = "terminal",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save all formats and figures here.")
+    ] = None,
+    texts: Annotated[
+        list[str] | None, typer.Option(help="Score all, unique or top texts; each unless given.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Texts compared at an equal number.")] = 10,
+    table: Annotated[
+        list[str] | None, typer.Option(help="full, condensed, translation or search.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Families of metrics; all unless given.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Test every method against this one.")
+    ] = None,
+    rerank: Annotated[
+        str | None,
+        typer.Option(help="Also BLEU before and after: mbr-chrf, mbr-bleu, comet-qe, reward:NAME."),
+    ] = None,
+    mauve_model: Annotated[str | None, typer.Option(help="Model for MAUVE's features.")] = None,
+    grammar_model: Annotated[str | None, typer.Option(help="CoLA classifier.")] = None,
+    intervals: Annotated[bool, typer.Option(help="Show 95% intervals.")] = True,
+    figures: Annotated[str, typer.Option(help="Format of the figures: png, pdf, svg.")] = "png",
+) -> None:
+    """[bold]bestk report out --baseline BS -o report[/bold]
+
+    Show the paper's tables of an evaluation; save them with the figures.
+    """
+    from bestk.evaluation.metrics.registry import metric_models
+    from bestk.evaluation.report import make_report
+
+    made = make_report(
+        folders,
+        metrics=metric,
+        models=metric_models(grammar=grammar_model, mauve=mauve_model),
+        views=texts,
+        top=top,
+        layouts=table,
+        baseline=baseline,
+        rerank=rerank,
+        intervals=intervals,
+    )
+    made.print(form)
+    if output is not None:
+        made.save(output, figures)

@@ -1,0 +1,218 @@
+"""The scoreboard: every metric of every method, with intervals, marks and comparisons.
+
+Scores each text once, however many views look at it. Knows no rendering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bestk.errors import OptionError, unknown
+from bestk.evaluation.examples import Pool
+from bestk.evaluation.loading import Evaluation
+from bestk.evaluation.metrics.base import Column, CorpusMetric, SetMetric, TextMetric
+from bestk.evaluation.metrics.registry import Metrics
+from bestk.evaluation.statistics import (
+    NUM_SAMPLES,
+    Comparison,
+    Estimate,
+    Numbers,
+    Resample,
+    compare,
+    compare_corpus,
+    estimate,
+    estimate_corpus,
+)
+
+DEFAULT_TOP = 10
+
+Values = Numbers | Resample | float  # by example, of any sample, or one number for all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A number in a table; `mark` is best, second, worst or nothing."""
+
+    estimate: Estimate
+    mark: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """The numbers of one view of the texts."""
+
+    evaluation: Evaluation
+    view: str
+    top: int
+    columns: dict[str, Column]
+    cells: dict[str, dict[str, Cell]]  # by row, then column
+    values: dict[str, dict[str, Values]]
+    signatures: dict[str, str]  # by column
+    left_out: dict[str, str]
+    samples: int
+    seed: int
+
+    @property
+    def rows(self) -> list[str]:
+        """List the methods."""
+        return list(self.cells)
+
+    def value(self, row: str, column: str) -> float:
+        """Return one number."""
+        return self.cells[row][column].estimate.value
+
+    def signature(self, column: str) -> str:
+        """Name everything that a column's numbers depend on."""
+        return f"{column}|{self.signatures[column]}|{self.conditions}"
+
+    @property
+    def conditions(self) -> str:
+        """Name what all numbers of the board depend on."""
+        texts = f"top{self.top}" if self.view == "top" else self.view
+        return (
+            f"texts:{texts}|ci:bootstrap{self.samples},seed{self.seed}|{self.evaluation.signature}"
+        )
+
+    def compare(self, row: str, baseline: str, column: str) -> Comparison | None:
+        """Test a method against another; None where a number cannot be resampled."""
+        for name in (row, baseline):
+            if name not in self.values:
+                raise OptionError(unknown("method", name, self.values))
+        ours, theirs = self.values[row][column], self.values[baseline][column]
+        if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
+            return compare(ours, theirs, samples=self.samples, seed=self.seed)
+        if callable(ours) and callable(theirs):
+            size = self.evaluation.num_examples
+            return compare_corpus(ours, theirs, size, samples=self.samples, seed=self.seed)
+        return None
+
+
+class Scorer:
+    """Scores an evaluation, view after view."""
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        metrics: Metrics,
+        *,
+        top: int = DEFAULT_TOP,
+        samples: int = NUM_SAMPLES,
+        seed: int = 0,
+    ) -> None:
+        if top < 1:
+            raise OptionError(f"the number of texts to compare must be at least 1, got {top}")
+        self.evaluation = evaluation
+        self.metrics = metrics
+        self.top = top
+        self.samples = samples
+        self.seed = seed
+        self._texts: dict[tuple[str, str, str], Numbers] = {}
+
+    def board(self, view: str = "all") -> Board:
+        """Return the numbers of one view; a column that no example has a value for is dropped."""
+        values: dict[str, dict[str, Values]] = {row: {} for row in self.evaluation.pools}
+        columns: dict[str, Column] = {}
+        signatures: dict[str, str] = {}
+        for metric in self.metrics.built:
+            for row, pools in self.evaluation.pools.items():
+                for column, found in zip(
+                    metric.columns, self._score(metric, row, pools, view), strict=True
+                ):
+                    values[row][column.key] = found
+            for column in metric.columns:
+                columns[column.key] = column
+                signatures[column.key] = metric.signature
+        estimates = {
+            row: {key: self._estimate(found) for key, found in by_column.items()}
+            for row, by_column in values.items()
+        }
+        kept = {
+            key: column
+            for key, column in columns.items()
+            if any(not np.isnan(cells[key].value) for cells in estimates.values())
+        }
+        marks = {key: _marks(estimates, column) for key, column in kept.items()}
+        return Board(
+            evaluation=self.evaluation,
+            view=view,
+            top=self.top,
+            columns=kept,
+            cells={
+                row: {key: Cell(estimate=cells[key], mark=marks[key].get(row, "")) for key in kept}
+                for row, cells in estimates.items()
+            },
+            values=values,
+            signatures=signatures,
+            left_out=self.metrics.left_out,
+            samples=self.samples,
+            seed=self.seed,
+        )
+
+    def _score(
+        self, metric: object, row: str, pools: Sequence[Pool], view: str
+    ) -> Sequence[Values]:
+        if isinstance(metric, CorpusMetric):
+            return metric.score(pools, view, self.top)
+        if isinstance(metric, SetMetric):
+            by_example = [metric.score(pool, view, self.top) for pool in pools]
+        else:
+            assert isinstance(metric, TextMetric)
+            by_example = [self._summarise(metric, row, pool, view) for pool in pools]
+        return list(np.array(by_example, dtype=np.float64).T)
+
+    def _summarise(self, metric: TextMetric, row: str, pool: Pool, view: str) -> Sequence[float]:
+        if not metric.is_needed(pool.example):
+            return [float("nan")] * len(metric.columns)
+        weights = np.array(pool.weights(view, self.top), dtype=np.float64)
+        if not weights.sum():
+            nothing = np.zeros(len(metric.scores))
+            return metric.summarise(nothing, nothing)
+        key = (metric.family, row, pool.example.id)
+        if key not in self._texts:
+            self._texts[key] = metric.score(pool.texts, pool.example)
+        scores = self._texts[key]  # [texts, scores]
+        mean = weights @ scores / weights.sum()
+        return metric.summarise(mean, scores[weights > 0].max(axis=0))
+
+    def _estimate(self, found: Values) -> Estimate:
+        if isinstance(found, np.ndarray):
+            return estimate(found, samples=self.samples, seed=self.seed)
+        if callable(found):
+            size = self.evaluation.num_examples
+            return estimate_corpus(found, size, samples=self.samples, seed=self.seed)
+        return Estimate(value=float(found), low=None, high=None)
+
+
+def _marks(estimates: dict[str, dict[str, Estimate]], column: Column) -> dict[str, str]:
+    """Mark the best, second and worst number of a column, as shown; equal ones are marked alike."""
+    if not column.better:
+        return {}
+    shown = {
+        row: round(column.better * cells[column.key].value, digits(column))
+        for row, cells in estimates.items()
+        if not np.isnan(cells[column.key].value)
+    }
+    places = sorted(set(shown.values()), reverse=True)
+    if len(places) < 2:
+        return {}
+    names = {places[-1]: "worst", places[0]: "best"}
+    if len(places) > 2:
+        names[places[1]] = "second"
+    return {row: names[value] for row, value in shown.items() if value in names}
+
+
+def digits(column: Column) -> int:
+    """Say how many decimals a column shows."""
+    return 3 if column.key == "Time" else 1
+
+
+def views_of(evaluation: Evaluation) -> Iterator[str]:
+    """Name the views that differ: `all` from `unique` only where a text came twice."""
+    yield "all"
+    pools = [pool for row in evaluation.pools.values() for pool in row]
+    if any(pool.num_texts != len(pool.texts) for pool in pools):
+        yield "unique"
+    yield "top"

@@ -1,0 +1,1 @@
+"""The metrics by family, one file each; `registry` builds them and names those left out."""

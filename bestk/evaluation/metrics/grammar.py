@@ -1,0 +1,83 @@
+"""Grammaticality: the probability that a CoLA classifier gives to a text being acceptable.
+
+The classifier is any two-label sequence-classification model whose second label means acceptable,
+by default the one that the paper's source for this metric used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bestk.errors import MissingDataError
+from bestk.evaluation.examples import Example
+from bestk.evaluation.metrics.base import Column, TextMetric
+from bestk.evaluation.statistics import Numbers
+
+DEFAULT_MODEL = "textattack/roberta-base-CoLA"
+
+_BATCH = 32
+_ACCEPTABLE = 1
+
+
+class Grammar(TextMetric):
+    """Mean probability of being acceptable."""
+
+    family = "grammar"
+    scores = ("grammar",)
+    columns = (Column(key="GRM", title="P(acceptable) by a CoLA model, mean", group="Quality"),)
+    is_needed: Callable[[Example], bool] = staticmethod(lambda example: True)
+
+    def __init__(self, model: str = DEFAULT_MODEL) -> None:
+        self.name = model
+        self._tokenizer, self._model = _load(model)
+        self._known: dict[str, float] = {}
+
+    @property
+    def signature(self) -> str:
+        return f"grammar|model:{self.name}|score:p-acceptable"
+
+    def score(self, texts: Sequence[str], example: Example) -> Numbers:
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        for start in range(0, len(new), _BATCH):
+            batch = new[start : start + _BATCH]
+            self._known.update(zip(batch, self._classify(batch), strict=True))
+        rows = [[100 * self._known[text]] for text in texts]
+        return np.array(rows, dtype=np.float64).reshape(-1, 1)
+
+    def summarise(self, mean: Numbers, best: Numbers) -> Sequence[float]:
+        return [float(mean[0])]
+
+    def _classify(self, texts: list[str]) -> list[float]:
+        import torch
+
+        limit = min(getattr(self._tokenizer, "model_max_length", 512), 512)
+        encoded = self._tokenizer(
+            texts, padding=True, truncation=True, max_length=limit, return_tensors="pt"
+        )
+        with torch.no_grad():
+            logits = self._model(**encoded.to(self._model.device)).logits
+        probabilities: list[float] = logits.float().softmax(dim=-1)[:, _ACCEPTABLE].tolist()
+        return probabilities
+
+
+def _load(name: str) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForSequenceClassification.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise MissingDataError(
+            f"the CoLA model {name} is not there: hf download {name}, or name a folder that holds "
+            "one with --grammar-model"
+        ) from error
+    if model.config.num_labels != 2:
+        raise MissingDataError(
+            f"a CoLA model has 2 labels, {name} has {model.config.num_labels}: name another"
+        )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return tokenizer, model.eval().to(device)

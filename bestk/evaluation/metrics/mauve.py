@@ -1,0 +1,105 @@
+"""MAUVE by mauve-text: how close the texts of a method are, as a crowd, to the references.
+
+Features are the last layer's hidden state at the last token of each text, from a causal model of
+the user's choice (the original uses GPT-2 large); numbers of different models do not compare. It
+has no interval: a bootstrap would cluster anew each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from bestk.errors import MissingDataError, ModelError
+from bestk.evaluation.examples import Pool
+from bestk.evaluation.extras import require
+from bestk.evaluation.metrics.base import Column, CorpusMetric
+from bestk.evaluation.statistics import Numbers, Resample
+from bestk.language_model import LanguageModel
+from bestk.loading import load
+
+MIN_TEXTS = 20  # two clusters of ten: below that the number says nothing
+
+_BATCH = 16
+
+
+class Mauve(CorpusMetric):
+    """MAUVE of all texts of a method against all references, in percent."""
+
+    family = "mauve"
+    columns = (Column(key="MV", title="MAUVE against the references", group="Natural"),)
+
+    def __init__(self, model: str | LanguageModel, *, seed: int = 25) -> None:
+        self._mauve = require("mauve", "mauve-text")
+        self._lm = _model(model)
+        self._seed = seed
+        self._known: dict[str, Numbers] = {}
+
+    @property
+    def signature(self) -> str:
+        return (
+            f"mauve|features:{self._lm.name},last-token|c:5|buckets:n/10|seed:{self._seed}"
+            f"|mauve-text:{version('mauve-text')}"
+        )
+
+    def score(self, pools: Sequence[Pool], view: str, top: int) -> Sequence[Resample | float]:
+        people = [text for pool in pools for text in pool.example.references if text.strip()]
+        machine = [text for pool in pools for text in pool.chosen(view, top) if text.strip()]
+        if min(len(people), len(machine)) < MIN_TEXTS:
+            return [float("nan")]
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = self._mauve.compute_mauve(
+                p_features=self._features(people),
+                q_features=self._features(machine),
+                seed=self._seed,
+                verbose=False,
+            )
+        return [100 * float(found.mauve)]
+
+    def _features(self, texts: Sequence[str]) -> Numbers:
+        new = sorted({text for text in texts if text not in self._known}, key=len)
+        for start in range(0, len(new), _BATCH):
+            batch = new[start : start + _BATCH]
+            self._known.update(zip(batch, _last_states(self._lm, batch), strict=True))
+        return np.stack([self._known[text] for text in texts])
+
+
+def _model(model: str | LanguageModel) -> LanguageModel:
+    if isinstance(model, str):
+        try:
+            model = load(model)
+        except ModelError as error:
+            raise MissingDataError(f"MAUVE has no model for its features: {error}") from error
+    _network(model)
+    return model
+
+
+def _network(lm: LanguageModel) -> Any:
+    from bestk.backends.transformers.causal import CausalBackend
+
+    if not isinstance(lm.backend, CausalBackend):
+        raise MissingDataError(
+            f"MAUVE needs the features of a causal transformers model, not {lm.name}: name another"
+        )
+    return lm.backend.checkpoint.model
+
+
+def _last_states(lm: LanguageModel, texts: Sequence[str]) -> list[Numbers]:
+    import torch
+
+    from bestk.backends.transformers.model import pad_right
+
+    model = _network(lm)
+    limit = lm.backend.max_length or 1024
+    tokens, lengths = pad_right([lm.encode(text)[:limit] for text in texts], lm.backend.device)
+    with torch.no_grad():
+        # Padding comes after the last token of a text, where a causal model cannot see it.
+        states = model(input_ids=tokens, output_hidden_states=True).hidden_states[-1]
+    rows = torch.arange(len(lengths), device=states.device)
+    last = states[rows, lengths.to(states.device) - 1].float().cpu().numpy()
+    return [np.asarray(row, dtype=np.float32) for row in last]

@@ -1,0 +1,146 @@
+"""The report of one or several runs: tables in every format, figures, and all numbers as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bestk.errors import OptionError, unknown
+from bestk.evaluation.board import DEFAULT_TOP, Board, Scorer, views_of
+from bestk.evaluation.examples import VIEWS
+from bestk.evaluation.loading import Evaluation, load_runs
+from bestk.evaluation.metrics.registry import MetricModels, build
+from bestk.evaluation.plots import save_figures
+from bestk.evaluation.reranking import rerank_table
+from bestk.evaluation.statistics import NUM_SAMPLES
+from bestk.evaluation.tables import Table, comparison_table, layouts_of, score_table
+from bestk.rerank import Reranker, reranker_of
+
+FORMATS = ("terminal", "markdown", "latex", "json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Tables and the scoreboards that they were made of."""
+
+    evaluation: Evaluation
+    boards: list[Board]
+    tables: list[Table]
+
+    def print(self, form: str = "terminal", console: Console | None = None) -> None:
+        """Print all tables."""
+        console = console or _console()
+        if form == "terminal":
+            for table in self.tables:
+                whole = table.rich()
+                fits = console.measure(whole).maximum <= console.width
+                console.print(whole if fits else table.rich(intervals=False))
+            for note in dict.fromkeys(note for table in self.tables for note in table.notes):
+                console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(self.text(form), markup=False, highlight=False, soft_wrap=True, end="")
+
+    def text(self, form: str) -> str:
+        """Return all tables as Markdown or LaTeX, or all numbers as JSON."""
+        if form == "markdown":
+            return "\n".join(table.markdown() for table in self.tables)
+        if form == "latex":
+            return "\n".join(table.latex() for table in self.tables)
+        if form == "json":
+            return json.dumps(self.to_json(), ensure_ascii=False, indent=2) + "\n"
+        raise OptionError(unknown("format", form, FORMATS))
+
+    def save(self, folder: Path, suffix: str = "png") -> list[Path]:
+        """Write tables.md, tables.tex, numbers.json and the figures into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = []
+        for name, form in (
+            ("tables.md", "markdown"),
+            ("tables.tex", "latex"),
+            ("numbers.json", "json"),
+        ):
+            (folder / name).write_text(self.text(form), encoding="utf-8")
+            saved.append(folder / name)
+        return saved + save_figures(self.boards[0], folder / "figures", suffix)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every number with its interval and its signature."""
+        return {
+            "signature": self.evaluation.signature,
+            "num_examples": self.evaluation.num_examples,
+            "left_out": self.boards[0].left_out,
+            "views": {board.view: _numbers(board) for board in self.boards},
+        }
+
+
+def make_report(
+    folders: Sequence[Path],
+    *,
+    metrics: Sequence[str] | None = None,
+    models: MetricModels | None = None,
+    views: Sequence[str] | None = None,
+    top: int = DEFAULT_TOP,
+    layouts: Sequence[str] | None = None,
+    baseline: str | None = None,
+    rerank: str | Reranker | None = None,
+    intervals: bool = True,
+    samples: int = NUM_SAMPLES,
+    seed: int = 0,
+) -> Report:
+    """Score runs and lay out their tables; without `views` every view that differs is shown."""
+    for view in views or ():
+        if view not in VIEWS:
+            raise OptionError(unknown("view", view, VIEWS))
+    evaluation = load_runs(folders)
+    scorer = Scorer(evaluation, build(metrics, models), top=top, samples=samples, seed=seed)
+    boards = [scorer.board(view) for view in views or views_of(evaluation)]
+    tables = [
+        score_table(board, layout, intervals=intervals)
+        for board in boards
+        for layout in _layouts(layouts, evaluation.kind, is_first=board is boards[0])
+    ]
+    if baseline is not None:
+        tables += [comparison_table(board, baseline) for board in boards]
+    if rerank is not None:
+        tables.append(rerank_table(evaluation, reranker_of(rerank), samples=samples, seed=seed))
+    return Report(evaluation=evaluation, boards=boards, tables=tables)
+
+
+def _console() -> Console:
+    """Return a console for stdout; a pipe or a file is as wide as it takes."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=1000)
+
+
+def _layouts(asked: Sequence[str] | None, kind: str, *, is_first: bool) -> list[str]:
+    layouts = list(asked or layouts_of(kind))
+    # Its numbers do not depend on the view but for one.
+    return layouts if is_first or asked else [name for name in layouts if name != "search"]
+
+
+def _numbers(board: Board) -> dict[str, Any]:
+    return {
+        "signatures": {key: board.signature(key) for key in board.columns},
+        "methods": {
+            row: {
+                key: {
+                    "value": _plain(cell.estimate.value),
+                    "low": _plain(cell.estimate.low),
+                    "high": _plain(cell.estimate.high),
+                    "mark": cell.mark,
+                }
+                for key, cell in cells.items()
+            }
+            for row, cells in board.cells.items()
+        },
+    }
+
+
+def _plain(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
