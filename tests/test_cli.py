@@ -347,10 +347,15 @@ def test_a_second_ctrl_c_ends_at_once(cli: Any, monkeypatch: pytest.MonkeyPatch)
 def test_every_setting_is_an_option_with_the_default_of_the_config() -> None:
     command = typing.cast(Any, typer.main.get_command(app)).commands["generate"]
     params = {param.name: param for param in command.params}
+    told = [name for lines in options.PANELS.values() for name in lines]
+    assert len(set(told)) == len(told), "a setting stands in two panels"
     for field in dataclasses.fields(SearchConfig):
+        if field.name in options.NO_OPTION:
+            assert field.name not in params
+            continue
+        assert field.name in told
         default = params[field.name].default
         assert (tuple(default) if isinstance(default, list) else default) == field.default
-    assert set(options.HELP) == {field.name for field in dataclasses.fields(SearchConfig)}
     assert params["model"].default == inspect.signature(bestk.load).parameters["name"].default
 
 
