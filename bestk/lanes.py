@@ -63,7 +63,7 @@ class Lanes:
 
     def fill(self, prompts: Mapping[int, Sequence[int]]) -> None:
         """Start a search for each of these prompts, in the lane given with it."""
-        if self.graphs is not None:
+        if self.graphs is not None and hasattr(self.session, "read"):
             self._fill_captured(prompts)
         elif self.can_refill:
             rows = torch.tensor(list(prompts), device=self.backend.device)
