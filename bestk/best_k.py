@@ -144,7 +144,7 @@ class Searches:
         self.pruned_bound = real(-math.inf)
         self.broken_at = whole() - 1  # the step at which the model gave NaN
         self.is_active = torch.ones(batch, dtype=torch.bool, device=device)
-        self.timed_out: set[int] = set()
+        self.timed_out = torch.zeros_like(self.is_active)
         self.all_rows = torch.arange(batch, device=device)
 
     def restart(self, rows: Int[Tensor, " restarted"] | None = None) -> Group:
@@ -156,13 +156,15 @@ class Searches:
             mass.index_fill_(0, rows, 0.0)
         self.pruned_bound.index_fill_(0, rows, -math.inf)
         self.broken_at.index_fill_(0, rows, -1)
+        self.is_active.index_fill_(0, rows, True)
+        self.timed_out.index_fill_(0, rows, False)
         self.frontier.clear(rows)
         return self.tree.plant(rows)
 
     def time_out(self, rows: Iterable[int]) -> None:
         """Stop these searches where they are."""
-        self.timed_out.update(rows)
         for row in rows:
+            self.timed_out[row] = True
             self.is_active[row] = False
 
     def begin(
@@ -400,7 +402,7 @@ class Searches:
     def _update_active(self) -> None:
         config = self.config
         active = (self.tree.count < config.total_budget) & (self.frontier.count() > 0)
-        active &= self.broken_at < 0
+        active &= (self.broken_at < 0) & ~self.timed_out
         if config.max_completions is not None:
             active &= self.num_completions < config.max_completions
         if config.certify is not None:
@@ -417,10 +419,10 @@ class Searches:
             "budget": self.tree.count >= config.total_budget,
             "exhausted": self.frontier.count() == 0,
         }
-        reasons = []
+        reasons, timed_out = [], self.timed_out.tolist()
         for row, is_active in enumerate(self.is_active.tolist()):
             hit = (name for name, reached in limits.items() if bool(reached[row]))
-            broken_off = "timeout" if row in self.timed_out else "interrupted"
+            broken_off = "timeout" if timed_out[row] else "interrupted"
             reasons.append(broken_off if is_active else next(hit, broken_off))
         return reasons
 

@@ -58,18 +58,18 @@ class Lanes:
 
     @property
     def can_refill(self) -> bool:
-        """Say whether the backend lets a search be replaced while the others go on."""
+        """Say whether a search can be replaced while the others go on; else each starts once."""
         return hasattr(self.session, "refill")
 
     def fill(self, prompts: Mapping[int, Sequence[int]]) -> None:
         """Start a search for each of these prompts, in the lane given with it."""
-        self.searches.timed_out -= set(prompts)
-        if self.graphs is None or not hasattr(self.session, "read"):
-            device = self.backend.device
-            rows = torch.tensor(list(prompts), device=device)
+        if self.graphs is not None and hasattr(self.session, "read"):
+            self._fill_captured(prompts)
+        elif self.can_refill:
+            rows = torch.tensor(list(prompts), device=self.backend.device)
             self.searches.begin(lambda group: self.session.refill(group, prompts), rows)
         else:
-            self._fill_captured(prompts)
+            self.searches.begin(self.session.root)
 
     def advance(self) -> Group:
         """Do one step of every lane whose search has not ended."""
@@ -152,7 +152,8 @@ def run_lanes(
 
     A yield maps lanes to the numbers of their prompts. Their results must be taken before the
     generator goes on, since the lanes are then filled anew. `running` says the same of the lanes
-    that have not ended, for whoever must pick up the pieces.
+    that have not ended, for whoever must pick up the pieces. A timeout counts for each search from
+    the reading of its prompt.
     """
     searches, timeout = lanes.searches, lanes.searches.config.timeout
     waiting = list(queue)
@@ -162,22 +163,24 @@ def run_lanes(
     while waiting or running:
         fresh = {lane: waiting.pop(0) for lane in free[: len(waiting)]}
         if fresh:
-            lanes.fill({lane: prompt for lane, (_, prompt) in fresh.items()})
             running |= {lane: number for lane, (number, _) in fresh.items()}
-            begun |= dict.fromkeys(fresh, time.perf_counter())
+            begun |= dict.fromkeys(fresh, time.monotonic())
             free = [lane for lane in free if lane not in fresh]
+            lanes.fill({lane: prompt for lane, (_, prompt) in fresh.items()})
             ends |= dict.fromkeys(fresh, lanes.calls + _full_steps(searches))
+        if timeout is not None:
+            now = time.monotonic()
+            searches.time_out([lane for lane in running if now - begun[lane] >= timeout])
+        ended = {lane: running[lane] for lane in lanes.ended() if lane in running}
+        if ended:
+            yield ended, time.monotonic() - min(begun[lane] for lane in ended)
+            for lane in ended:
+                del running[lane]
+            free += ended
+            continue
         # A search that never runs short of nodes ends when its budget does: look then, not later.
         ahead = [ends[lane] - lanes.calls for lane in running if ends[lane] > lanes.calls]
         _advance_some(lanes, left=min(ahead, default=1))
-        if timeout is not None:
-            late = [lane for lane in running if time.perf_counter() - begun[lane] >= timeout]
-            searches.time_out(set(late).difference(lanes.ended()))
-        ended = {lane: running.pop(lane) for lane in lanes.ended() if lane in running}
-        if ended:
-            seconds = time.perf_counter() - min(begun[lane] for lane in ended)
-            yield ended, seconds
-            free += ended
 
 
 def _full_steps(searches: Searches) -> int:

@@ -6,6 +6,7 @@ searched again, with the same results. Knows prompts and results, no tensors.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, OutOfMemoryError, SearchInterrupted
 from bestk.lanes import Lanes, batches, bucket, run_lanes
 from bestk.language_model import LanguageModel
-from bestk.result import SearchResult, collect
+from bestk.result import SearchResult, collect, not_started
 from bestk.stopping import StopStrings
 
 # Beyond this many searches side by side a step is bound by arithmetic, and memory is better kept.
@@ -36,23 +37,16 @@ def search_many(
     """Search all prompts; results come in the prompts' order."""
     most = check_batch_size(batch_size)
     job = _Job(lm, list(prompts), encode_all(lm, prompts, config), config, keep_tree)
-    size = most or auto_batch_size(lm, config, job.ids)
-    while job.missing():
-        try:
-            job.run(size)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            lm.lanes.clear()
-            _empty_cache(lm)
-            if size == 1:
-                message = out_of_memory(lm, config, size, job.expanded)
-                raise OutOfMemoryError(message, job.partial()) from error
-            size //= 2
-        except BestKError as error:
-            raise SearchInterrupted(str(error), job.partial()) from error
-    if job.complaint is not None:
-        raise SearchInterrupted(job.complaint, job.partial())
+    try:
+        job.run(most or auto_batch_size(lm, config, job.ids))
+    except SearchInterrupted:
+        raise
+    except BestKError as error:
+        if not job.has_begun:
+            raise
+        raise SearchInterrupted(str(error), job.partial()) from error
+    if job.complaints:
+        raise SearchInterrupted(job.complaints[min(job.complaints)], job.partial())
     return job.partial()
 
 
@@ -74,40 +68,79 @@ class _Job:
         self.keep_tree = keep_tree
         self.results: dict[int, SearchResult] = {}
         self.unfinished: dict[int, SearchResult] = {}
-        self.expanded = 0
-        self.complaint: str | None = None
+        self.complaints: dict[int, str] = {}  # of searches whose model broke
 
-    def missing(self) -> list[int]:
-        return [number for number in range(len(self.ids)) if number not in self.results]
+    @property
+    def has_begun(self) -> bool:
+        """Say whether anything was searched."""
+        return bool(self.results or self.unfinished)
 
     def partial(self) -> list[SearchResult]:
-        return [found for _, found in sorted((self.unfinished | self.results).items())]
+        """Return one result per prompt, as good as is known."""
+        known = self.unfinished | self.results
+        return [
+            known.get(number) or not_started(prompt, self.config, self.lm.name)
+            for number, prompt in enumerate(self.prompts)
+        ]
 
     def run(self, size: int) -> None:
-        """Search what is missing, at most `size` prompts side by side."""
-        missing = self.missing()
-        for numbers, lanes in batches([len(self.ids[number]) for number in missing], size):
-            self._run_queue([missing[number] for number in numbers], lanes)
+        """Search all prompts, at most `size` side by side, fewer where memory runs out."""
+        for queue, lanes in batches([len(ids) for ids in self.ids], size):
+            while left := [number for number in queue if number not in self.results]:
+                lanes = min(lanes, len(left))
+                if not self._fits(left, lanes):
+                    lanes //= 2
+
+    def _fits(self, queue: list[int], count: int) -> bool:
+        try:
+            self._run_queue(queue, count)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.lm.lanes.clear()
+            if count == 1:
+                expanded = [found.cost.expanded for found in self.unfinished.values()]
+                message = out_of_memory(self.lm, self.config, count, max(expanded, default=0))
+                raise OutOfMemoryError(message, self.partial()) from error
+        else:
+            return True
+        # Only here has the error let go of the tensors that it was raised among.
+        _empty_cache(self.lm)
+        return False
 
     def _run_queue(self, queue: list[int], count: int) -> None:
-        backend = self.lm.backend
-        first = [self.ids[number] for number in queue[:count]]
-        longest = len(first[0])
-        size = bucket(longest, longest + 256) if backend.device.type == "cuda" else longest
-        if backend.max_length is not None:
-            size = max(min(size, backend.max_length), longest)
+        """Search a queue through some lanes; only its head where lanes cannot be filled again."""
         rules = stop_rules(self.lm, self.config)
-        with self.lm.lanes.borrowed(backend, self.config, first, size, rules) as lanes:
+        first = [self.ids[number] for number in queue[:count]]
+        size, started = self._prompt_size(len(first[0])), time.monotonic()
+        with self.lm.lanes.borrowed(self.lm.backend, self.config, first, size, rules) as lanes:
+            waiting = [(number, self.ids[number]) for number in queue]
             running: dict[int, int] = {}
             try:
-                waiting = [(number, self.ids[number]) for number in queue]
-                for ended, seconds in run_lanes(lanes, waiting, running):
-                    self.results |= self._collect(lanes, ended, seconds)
-                    # A search that broke has ended; the others go on before anyone is told.
-                    self.complaint = self.complaint or lanes.searches.complaint(ended)
+                reachable = waiting if lanes.can_refill else waiting[:count]
+                for ended, seconds in run_lanes(lanes, reachable, running):
+                    self._finish(lanes, ended, seconds)
             except BaseException:
-                self._save_running(lanes, running)
+                self._save_running(lanes, running, time.monotonic() - started)
                 raise
+
+    def _prompt_size(self, longest: int) -> int:
+        """Choose how many places a prompt gets: on a GPU one of a few sizes, to capture less."""
+        backend = self.lm.backend
+        size = bucket(longest, longest + 256) if backend.device.type == "cuda" else longest
+        most = size if backend.max_length is None else backend.max_length
+        return max(min(size, most), longest)
+
+    def _finish(self, lanes: Lanes, ended: dict[int, int], seconds: float) -> None:
+        found = self._collect(lanes, ended, seconds)
+        self.results |= found
+        for lane, number in ended.items():
+            self.unfinished.pop(number, None)
+            # A search that broke has ended; the others go on before anyone is told.
+            if found[number].stop_reason == "broken":
+                complaint = lanes.searches.complaint({lane: number})
+                assert complaint is not None
+                self.complaints[number] = complaint
 
     def _collect(
         self, lanes: Lanes, ended: dict[int, int], seconds: float
@@ -123,13 +156,15 @@ class _Job:
         )
         return dict(zip(ended.values(), results, strict=True))
 
-    def _save_running(self, lanes: Lanes, running: dict[int, int]) -> None:
+    def _save_running(self, lanes: Lanes, running: dict[int, int], seconds: float) -> None:
         """Keep what unfinished searches have found, as far as the device still answers."""
         try:
-            self.expanded = int(lanes.searches.tree.count.max())
-            self.unfinished |= self._collect(lanes, running, 0.0)
+            found = self._collect(lanes, running, seconds)
         except RuntimeError:
             return
+        for number, result in found.items():
+            best = self.unfinished.get(number, result)
+            self.unfinished[number] = max(best, result, key=lambda r: r.cost.expanded)
 
 
 def encode_all(lm: LanguageModel, prompts: Sequence[Any], config: SearchConfig) -> list[list[int]]:
@@ -184,10 +219,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(lm: LanguageModel, config: SearchConfig, batch: int, expanded: int) -> str:
     """Word the error: what happened, and what to lower."""
     size = "beam_size" if config.budget is None else "budget"
+    fewer = f"batch_size (now {batch}), " if batch > 1 else ""
     return (
         f"out of memory on {lm.backend.device} after {expanded} of {config.total_budget} "
-        f"expansions: lower batch_size (now {batch}), k ({config.k}), "
-        f"{size} ({getattr(config, size)}) or max_new_tokens ({config.max_new_tokens})"
+        f"expansions: lower {fewer}k ({config.k}), {size} ({getattr(config, size)}) "
+        f"or max_new_tokens ({config.max_new_tokens})"
     )
 
 

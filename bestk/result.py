@@ -260,6 +260,23 @@ def collect(
     return results
 
 
+def not_started(prompt: Any, config: SearchConfig, model: str) -> SearchResult:
+    """Make the result of a search that something broke off before its prompt was read."""
+    return SearchResult(
+        prompt=prompt,
+        hypotheses=(),
+        mass=Mass(completed=0, frontier=1, pruned_prob=0, pruned_frontier=0, truncated=0),
+        cost=Cost(expanded=0, model_calls=0, seconds=0),
+        signature=signature(config, model),
+        config=config,
+        stop_reason="interrupted",
+        num_completions=0,
+        num_truncated=0,
+        certified=0,
+        notice=emptiness(config, "interrupted", 0, 0.0),
+    )
+
+
 def emptiness(config: SearchConfig, stop_reason: str, num_truncated: int, bound: float) -> str:
     """Say why a search found no text, and what would help.
 

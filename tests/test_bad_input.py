@@ -211,13 +211,19 @@ class TestBrokenModels:
         whole = bestk.search(lm, [2], max_new_tokens=3)
         assert caught.value.partial[1].hypotheses == whole.hypotheses
 
-    def test_nan_keeps_the_batches_before(self) -> None:
+    @pytest.mark.parametrize("batch_size", [1, 2, 3])
+    def test_nan_leaves_the_searches_before_and_after(self, batch_size: int) -> None:
         lm = bestk.LanguageModel(ToyBackend.table({(2,): [self.NAN] * 3}, [0.4, 0.3, 0.3]))
-        with pytest.raises(SearchInterrupted, match="step 0") as caught:
-            bestk.search(lm, [[1], [2], [1]], batch_size=1, max_new_tokens=2)
-        first, broken = caught.value.partial
-        assert first.stop_reason == "exhausted"
-        assert broken.hypotheses == ()
+        with pytest.raises(SearchInterrupted, match="step 0 of prompt 1") as caught:
+            bestk.search(lm, [[1], [2], [1], [2]], batch_size=batch_size, max_new_tokens=2)
+        first, broken, last, also_broken = caught.value.partial
+        whole = bestk.search(lm, [1], max_new_tokens=2)
+        for result in (first, last):
+            assert result.stop_reason == "exhausted"
+            assert result.hypotheses == whole.hypotheses
+        for result in (broken, also_broken):
+            assert result.stop_reason == "broken"
+            assert result.hypotheses == ()
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     @pytest.mark.parametrize("family", ["llama", "bloom"])
@@ -237,10 +243,12 @@ class Failing:
     def __init__(self, error: BaseException, at: int) -> None:
         self.inner = random_toy(2, vocab_size=6)
         self.error, self.at, self.calls, self.is_closed = error, at, 0, False
+        self.num_started = 0
         self.name, self.vocab_size, self.eos_ids = "failing", 6, (0,)
         self.max_length, self.device = None, torch.device("cpu")
 
     def start(self, prompts: Any, room: Any, shaper: Any = None) -> Failing:
+        self.num_started += 1
         if self.at < 0:
             raise self.error.with_traceback(None)
         self.session = self.inner.start(prompts, room)
@@ -281,10 +289,12 @@ class TestOutOfMemory:
             bestk.search(lm, [[1], [2]], k=3, beam_size=4, max_new_tokens=8)
         (first, second) = caught.value.partial
         largest = max(first.cost.expanded, second.cost.expanded)
+        # Two were tried side by side, then one: there is no smaller batch to advise.
         assert str(caught.value) == (
-            f"out of memory on cpu after {largest} of 32 expansions: lower batch_size (now 2), "
-            "k (3), beam_size (4) or max_new_tokens (8)"
+            f"out of memory on cpu after {largest} of 32 expansions: lower k (3), beam_size (4) "
+            "or max_new_tokens (8)"
         )
+        assert backend.num_started == 2
         assert caught.value.__cause__ is error
         assert backend.is_closed or at < 0
         for result in (first, second):
@@ -297,7 +307,20 @@ class TestOutOfMemory:
             assert first.cost.expanded == int(last.searches.tree.count[0])
             assert first.num_completions == int(last.searches.num_completions[0]) > 0
 
+    def test_under_way_says_how_many_were_searched_at_once(self) -> None:
+        lm = bestk.LanguageModel(Failing(MEMORY[0], at=2))
+        run = bestk.Run(lm, [[1], [2]], bestk.SearchConfig())
+        with pytest.raises(OutOfMemoryError, match=r"lower batch_size \(now 2\), k \(5\)"):
+            list(run)
+
     def test_before_the_first_step(self) -> None:
+        with pytest.raises(OutOfMemoryError) as caught:
+            bestk.search(LM, ["yes", "no"], budget=10**13)
+        assert [result.prompt for result in caught.value.partial] == ["yes", "no"]
+        for result in caught.value.partial:
+            assert result.stop_reason == "interrupted"
+            assert (result.cost.expanded, result.mass.frontier) == (0, 1)
+            assert result == bestk.SearchResult.from_json(result.dumps())
         text = message_of(OutOfMemoryError, lambda: search_ids(LM, budget=10**13))
         assert "after 0 of 10000000000000 expansions" in text
         assert "budget (10000000000000)" in text

@@ -347,11 +347,90 @@ def test_a_second_ctrl_c_ends_at_once(cli: Any, monkeypatch: pytest.MonkeyPatch)
 def test_every_setting_is_an_option_with_the_default_of_the_config() -> None:
     command = typing.cast(Any, typer.main.get_command(app)).commands["generate"]
     params = {param.name: param for param in command.params}
+    told = [name for lines in options.PANELS.values() for name in lines]
+    assert len(set(told)) == len(told), "a setting stands in two panels"
     for field in dataclasses.fields(SearchConfig):
+        if field.name in options.NO_OPTION:
+            assert field.name not in params
+            continue
+        assert field.name in told
         default = params[field.name].default
         assert (tuple(default) if isinstance(default, list) else default) == field.default
-    assert set(options.HELP) == {field.name for field in dataclasses.fields(SearchConfig)}
     assert params["model"].default == inspect.signature(bestk.load).parameters["name"].default
+
+
+def config_of(*arguments: str) -> SearchConfig:
+    """Parse a command line of settings alone."""
+    seen: list[SearchConfig] = []
+    one = typer.Typer()
+
+    def command(config: SearchConfig) -> None:
+        seen.append(config)
+
+    one.command()(options.search_options(command))
+    one(list(arguments), standalone_mode=False)
+    return seen[0]
+
+
+class TestConstraints:
+    def test_in_the_command_line_or_in_a_file(self, tmp_path: Path) -> None:
+        assert config_of() == SearchConfig()
+        config = config_of("--must-include", "red", "--must-include", "sky|skies")
+        assert config == SearchConfig(must_include=("red", "sky|skies"))
+        assert config_of("--include-bonus", "0.7").include_bonus == 0.7
+        assert config_of("--regex", "a+").regex == "a+"
+        for option, text in (
+            ("--json-schema", '{"type": "string"}'),
+            ("--grammar", 'root ::= "é"'),
+        ):
+            path = tmp_path / "rules"
+            path.write_text(text, encoding="utf-8")
+            assert getattr(config_of(option, str(path)), option[2:].replace("-", "_")) == text
+
+    @pytest.mark.parametrize("option", ["--json-schema", "--grammar"])
+    def test_files_that_cannot_be_read(
+        self, cli: Any, lm: Any, option: str, tmp_path: Path
+    ) -> None:
+        missing = tmp_path / "missing"
+        code, out, err = cli("generate", option, str(missing), "x")
+        assert (code, out) == (2, "")
+        assert err == f"Error: {option} cannot read {missing}: No such file or directory\n"
+        binary = tmp_path / "binary"
+        binary.write_bytes(b"\xff\xfe\x00")
+        code, out, err = cli("generate", option, str(binary), "x")
+        assert (code, out) == (2, "")
+        assert err == f"Error: {option} must name a file of UTF-8 text, got {binary}\n"
+
+    def test_a_file_that_is_no_schema(self, cli: Any, lm: Any, tmp_path: Path) -> None:
+        (tmp_path / "schema").write_text("{")
+        code, _, err = cli("generate", "--json-schema", str(tmp_path / "schema"), "x")
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith("Error: json_schema must be JSON")
+
+
+def test_no_text_at_all_says_why_on_stderr(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, err = cli("generate", "--max-new-tokens", "1", "--json", "x")
+    assert code == 0
+    assert json.loads(out)["hypotheses"] == []
+    assert err == (
+        "Note: no text was complete within max_new_tokens=1, which cut 2 branches: raise it\n"
+    )
+
+
+def test_languages_go_to_the_loader_if_given(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def load(name: str, **options: Any) -> bestk.LanguageModel:
+        given.append(options)
+        return toy()
+
+    monkeypatch.setattr("bestk.load", load)
+    cli("generate", *SMALL, "x")
+    cli("generate", *SMALL, "--src-lang", "en_XX", "--tgt-lang", "de_DE", "x")
+    assert given == [
+        {"dtype": "auto"},
+        {"dtype": "auto", "src_lang": "en_XX", "tgt_lang": "de_DE"},
+    ]
 
 
 def test_cli_reference_is_current() -> None:

@@ -67,7 +67,7 @@ class Walk:
         room = Room(width=WIDTH, capacity=CAPACITY, depth=DEPTH, num_children=number)
         self.session: Session = backend.start(prompts, room)
         self.tree = Tree(self.batch, CAPACITY, DEPTH, number, self.device)
-        self.root = self.session.root(self.tree.root())
+        self.root = self.session.root(self.tree.plant(torch.arange(self.batch)))
 
     def group(self, *rows: Sequence[Node]) -> Group:
         """Append nodes, one list of `WIDTH` places for every prompt."""
@@ -224,13 +224,30 @@ def test_a_shaper_has_the_last_word(backend: Backend) -> None:
     room = Room(width=WIDTH, capacity=CAPACITY, depth=DEPTH, num_children=4)
     session = backend.start(PROMPTS, room, only_low_ids)
     tree = Tree(3, CAPACITY, DEPTH, 4, backend.device)
-    group = tree.root()
+    group = tree.plant(torch.arange(3))
     children = session.root(group)
     assert seen == [group]
     is_child = children.log_prob > -torch.inf
     assert (children.token[is_child] < 3).all()
     total = children.log_prob.double().exp().sum(dim=2)
     assert torch.allclose(total, torch.ones_like(total), atol=1e-5), "normalised anew"
+
+
+def test_a_search_can_be_replaced_while_others_go_on(entry: Entry, backend: Backend) -> None:
+    walk = Walk(backend, PROMPTS)
+    assert hasattr(walk.session, "refill"), "each search could start only once"
+    walk.expand([(0, 1), (0, 2), None])
+    fresh = [4, 1, 3]  # no longer than the longest prompt, as queues promise
+    roots = walk.session.refill(walk.tree.plant(torch.tensor([1])), {1: fresh})
+    replaced = Walk(backend, [PROMPTS[0], fresh, PROMPTS[2]])
+    size = backend.vocab_size
+    assert same(dense(roots, size)[1], dense(replaced.root, size)[1], entry.tolerance)
+    replaced.expand([(0, 1), (0, 2), None], [None] * 3, [(0, 1), (0, 2), None])
+    places: list[list[Node]] = [[(1, 3), (2, 4), None], [(0, 5), None, None], [(1, 3), None, None]]
+    given = dense(walk.expand(*places), size)
+    expected = dense(replaced.expand(*places), size)
+    for row, number in enumerate((2, 1, 1)):
+        assert same(given[row, :number], expected[row, :number], entry.tolerance)
 
 
 def test_can_be_closed_twice_and_opened_again(entry: Entry, backend: Backend) -> None:

@@ -106,6 +106,21 @@ def test_broken_json(text: str) -> None:
         bestk.SearchResult.from_json(text)
 
 
+# For every setting a value that is not its default.
+CHANGED: dict[str, Any] = {
+    "k": 4, "beam_size": 9, "max_new_tokens": 29, "min_new_tokens": 1, "budget": 299,
+    "scoring": "sum", "length_alpha": 0.5, "decay": "log", "decay_weight": 0.06,
+    "decay_power": 0.6, "min_prob": 0.06, "min_children": 2, "max_children": 3,
+    "max_frontier": 499, "max_completions": 3, "timeout": 1.0, "certify": 1, "rank_by": "sum",
+    "stop_ids": (1,), "stop": ("x",), "must_include": ("x",), "include_bonus": 0.6, "regex": "x",
+    "json_schema": {"type": "string"}, "grammar": 'root ::= "x"', "temperature": 0.5, "top_k": 5,
+    "top_p": 0.5, "min_p": 0.5, "repetition_penalty": 1.5, "no_repeat_ngram_size": 3,
+    "encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 3, "bad_words": ("x",),
+    "bad_words_ids": ((1, 2),), "suppress_tokens": (1,), "begin_suppress_tokens": (1,),
+    "forced_bos_token_id": 1, "forced_eos_token_id": (1,),
+}  # fmt: skip
+
+
 class TestSignature:
     def test_whole(self) -> None:
         result = search_ids(table_lm({}, [0.5, 0.5]))
@@ -118,24 +133,16 @@ class TestSignature:
         assert RESULT.signature.startswith("bestk|model:a-model|k:5|b:10|T:5|C:50|score:sum|")
         assert "|timeout:100.0|stopids:3|" in RESULT.signature
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"k": 4}, {"beam_size": 9}, {"max_new_tokens": 29}, {"budget": 299}, {"scoring": "sum"},
-            {"length_alpha": 0.5}, {"decay": "log"}, {"decay_weight": 0.06}, {"decay_power": 0.6},
-            {"min_prob": 0.06}, {"min_children": 2}, {"max_children": 3}, {"max_frontier": 499},
-            {"max_completions": 3}, {"timeout": 1.0}, {"certify": 1}, {"rank_by": "sum"},
-            {"stop_ids": (1,)}, {"stop": ("x",)}, {"min_new_tokens": 1},
-        ],
-        ids=lambda options: next(iter(options)),
-    )  # fmt: skip
-    def test_differs_with_every_setting(self, options: dict[str, Any]) -> None:
-        assert bestk.SearchConfig(**options).describe() != bestk.SearchConfig().describe()
+    @pytest.mark.parametrize("name", bestk.SearchConfig.__dataclass_fields__)
+    def test_differs_with_every_setting(self, name: str) -> None:
+        assert name in CHANGED, "say here how the new setting can be changed"
+        changed = bestk.SearchConfig(**{name: CHANGED[name]})
+        assert changed.describe() != bestk.SearchConfig().describe()
 
-    def test_every_setting_is_tried(self) -> None:
-        (mark,) = [m for m in self.test_differs_with_every_setting.pytestmark if m.args]
-        tried = {name for options in mark.args[1] for name in options}
-        assert tried == set(bestk.SearchConfig.__dataclass_fields__)
+    def test_differs_with_the_schema(self) -> None:
+        one, other = ({"type": kind} for kind in ("string", "number"))
+        described = {bestk.SearchConfig(json_schema=s).describe() for s in (one, other)}  # type: ignore[arg-type]
+        assert len(described) == 2
 
 
 def test_a_result_without_its_tree() -> None:

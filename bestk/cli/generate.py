@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bestk.cli.options import Device, Dtype, Model, search_options
+from bestk.cli.options import Device, Dtype, Model, SrcLang, TgtLang, search_options
 from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
 from bestk.errors import OptionError
 
@@ -21,6 +21,8 @@ def generate(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without chat formatting.")
     ] = False,
@@ -53,7 +55,7 @@ def generate(
     if stream and (as_json or tree or num_texts is not None):
         raise OptionError("--stream prints all texts as lines: give it without --json, --tree, -n")
     text = terminal.read_prompt(prompt, raw=raw, system=system)
-    lm = terminal.load(model, dtype=dtype, device=device)
+    lm = terminal.load(model, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang)
     run = Run(lm, [text if raw else lm.chat_prompt(text, system)], config)
     error = terminal.follow(run, stream=stream)
     result = run.results()[0]
@@ -65,5 +67,6 @@ def generate(
         terminal.print_summary(result)
     else:
         terminal.print_result(result, num_texts or NUM_TEXTS, lm.tokens_text if tree else None)
+    terminal.print_notice(result)
     if error is not None:
         raise error

@@ -1,7 +1,7 @@
 """Options that several commands share: every setting of a search, and the model.
 
 `@search_options` gives a command one option per field of SearchConfig, with the default read from
-there, and hands it the checked config.
+there, and hands it the checked config. Settings that are long texts are read from files.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from bestk.config import DECAYS, DTYPES, RANKINGS, SCORINGS, SearchConfig
+from bestk.errors import OptionError
 
-SEARCH_PANEL = "Search"
-STOPPING_PANEL = "Stopping"
-
-HELP = {
+# Help by panel, then by field of SearchConfig; every field stands in one of the panels.
+_SEARCH = {
     "k": "Nodes expanded in one model call.",
     "beam_size": "Equivalent beam size: the budget is beam size × max new tokens.",
     "max_new_tokens": "Longest text, in tokens.",
@@ -34,16 +34,55 @@ HELP = {
     "min_children": "Likeliest tokens opened in any case.",
     "max_children": "Tokens looked at per node; all that can pass min prob unless given.",
     "max_frontier": "Open nodes kept after each step.",
+    "rank_by": f"Order of the texts: {', '.join(RANKINGS)}.",
+}
+_STOPPING = {
     "max_completions": "Stop once this many texts are complete.",
     "timeout": "Stop after this many seconds.",
     "certify": "Stop once this many texts are proven the likeliest.",
-    "rank_by": f"Order of the texts: {', '.join(RANKINGS)}.",
     "stop_ids": "Token id that completes a text; may be repeated.",
     "stop": "String that completes a text; may be repeated.",
 }
-_STOPPING = ("max_completions", "timeout", "certify", "stop_ids", "stop")
+_CONSTRAINTS = {
+    "must_include": "Word or phrase that every text holds, forms as 'ran|runs'; may be repeated.",
+    "include_bonus": "Added to the score for each of them that a node's text holds.",
+    "regex": "Regular expression that every text matches from start to end.",
+    "json_schema": "File with a JSON schema: every text is a document of it.",
+    "grammar": "File with an EBNF grammar: every text derives from its rule root.",
+}
+_SHAPING = {
+    "temperature": "Divides the logits: above 1 flattens the model's distributions.",
+    "top_k": "Keep this many of the likeliest tokens.",
+    "top_p": "Keep the likeliest tokens that hold this share of the probability.",
+    "min_p": "Keep tokens that have this share of the likeliest one's probability.",
+    "repetition_penalty": "Above 1, tokens of the prompt and the text get less likely.",
+    "no_repeat_ngram_size": "No n-gram of this size comes twice, prompt included.",
+    "encoder_repetition_penalty": "Above 1, tokens of the prompt get likelier.",
+    "encoder_no_repeat_ngram_size": "No n-gram of this size comes from the prompt.",
+    "bad_words": "Word that no text holds; may be repeated.",
+    "suppress_tokens": "Token id that no text holds; may be repeated.",
+    "begin_suppress_tokens": "Token id that no text begins with; may be repeated.",
+    "forced_bos_token_id": "Token id that every text begins with.",
+    "forced_eos_token_id": "Token id that ends a text of max new tokens; may be repeated.",
+}
+PANELS = {
+    "Search": _SEARCH,
+    "Stopping": _STOPPING,
+    "Constraints": _CONSTRAINTS,
+    "Shaping": _SHAPING,
+}
+# A shell has no way to write lists of lists: `bad_words` says the same in words.
+NO_OPTION = frozenset({"bad_words_ids"})
+# Too long for a shell: the option names a file.
+_FILES = frozenset({"json_schema", "grammar"})
 _TYPES = {tuple[int, ...]: list[int], tuple[str, ...]: list[str]}
-_NAMES = {"k": ("--k", "-k"), "stop_ids": ("--stop-id",)}
+_NAMES = {
+    "k": ("--k", "-k"),
+    "stop_ids": ("--stop-id",),
+    "bad_words": ("--bad-word",),
+    "suppress_tokens": ("--suppress-token",),
+    "begin_suppress_tokens": ("--begin-suppress-token",),
+}
 
 Model = Annotated[
     str,
@@ -59,15 +98,26 @@ Device = Annotated[
     str | None,
     typer.Option(help="Such as cpu or cuda:0; a GPU if there is one.", rich_help_panel="Model"),
 ]
+SrcLang = Annotated[
+    str | None,
+    typer.Option(help="Language that a translation model reads.", rich_help_panel="Model"),
+]
+TgtLang = Annotated[
+    str | None,
+    typer.Option(help="Language that a translation model writes.", rich_help_panel="Model"),
+]
 
 
 def search_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a command's `config` parameter by one option for each field of SearchConfig."""
-    fields = {field.name: field for field in dataclasses.fields(SearchConfig)}
+    known = dataclasses.fields(SearchConfig)
+    fields = {field.name: field for field in known if field.name not in NO_OPTION}
 
     @functools.wraps(command)
     def with_config(**values: Any) -> Any:
         options = {name: values.pop(name) for name in fields}
+        for name in _FILES:
+            options[name] = _text_of(name, options[name])
         return command(config=SearchConfig(**options), **values)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
@@ -82,15 +132,25 @@ def search_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
     kind = get_type_hints(SearchConfig)[field.name]
     names = _NAMES.get(field.name, ("--" + field.name.replace("_", "-"),))
-    option = typer.Option(
-        *names,
-        help=HELP[field.name],
-        rich_help_panel=STOPPING_PANEL if field.name in _STOPPING else SEARCH_PANEL,
-    )
+    (panel,) = (title for title, lines in PANELS.items() if field.name in lines)
+    option = typer.Option(*names, help=PANELS[panel][field.name], rich_help_panel=panel)
     default = [*getattr(SearchConfig, field.name)] if kind in _TYPES else field.default
+    given = Path | None if field.name in _FILES else _TYPES.get(kind, kind)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[_TYPES.get(kind, kind), option],
+        annotation=Annotated[given, option],
     )
+
+
+def _text_of(name: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    option = "--" + name.replace("_", "-")
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{option} cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{option} must name a file of UTF-8 text, got {path}") from error

@@ -46,13 +46,17 @@ def read_prompt(prompt: str, *, raw: bool = False, system: str | None = None) ->
     return prompt
 
 
-def load(name: str, *, dtype: str = "auto", device: str | None = None) -> LanguageModel:
-    """Load a model, showing on a terminal that it is being loaded."""
+def load(name: str, **options: Any) -> LanguageModel:
+    """Load a model, showing on a terminal that it is being loaded; options of None are not given.
+
+    `options` are those of `bestk.load`.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
     console = stderr()
     if not console.is_terminal:
-        return _load(name, dtype, device)
+        return _load(name, given)
     with console.status(f"loading {name}"):
-        return _load(name, dtype, device)
+        return _load(name, given)
 
 
 def follow(run: Run, *, stream: bool = False) -> SearchInterrupted | KeyboardInterrupt | None:
@@ -119,6 +123,12 @@ def print_summary(result: SearchResult) -> None:
     print_view(Group(Text(), terminal.summary_view(result)))
 
 
+def print_notice(result: SearchResult) -> None:
+    """Say in one line on stderr why there is no text, where there is none."""
+    if result.notice is not None:
+        print("Note: " + " ".join(result.notice.split()), file=sys.stderr)
+
+
 def _print_new(found: Sequence[Hypothesis], printed: set[str]) -> None:
     for hypothesis in found:
         if hypothesis.text not in printed:
@@ -175,10 +185,10 @@ def _interruptible() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _load(name: str, dtype: str, device: str | None) -> LanguageModel:
+def _load(name: str, options: dict[str, Any]) -> LanguageModel:
     from transformers.utils import logging
 
     import bestk
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return bestk.load(name, dtype=dtype, device=device)
+    return bestk.load(name, **options)
