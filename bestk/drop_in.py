@@ -21,7 +21,10 @@ from transformers.generation.utils import (
     GenerateBeamEncoderDecoderOutput,
 )
 
+from bestk.backends.transformers.seq2seq import Seq2SeqBackend
+from bestk.backends.transformers.sources import Encoded
 from bestk.config import SearchConfig
+from bestk.encoder_decoder import EncoderDecoderModel
 from bestk.errors import OptionError
 from bestk.generation_fields import check
 from bestk.language_model import LanguageModel
@@ -36,6 +39,7 @@ logger = logging.getLogger("bestk")
 _OWN_KWARGS = frozenset(
     {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
     | {"encoder_outputs", "decoder_attention_mask"}
+    | {"global_attention_mask"}  # LED's encoder has read it
 )
 # Fields of SearchConfig that generate takes as fields of its own config.
 _OF_GENERATE = frozenset(vars(GenerationConfig()))  # type: ignore[no-untyped-call]
@@ -143,16 +147,11 @@ class _Request:
         """Wrap the model; what is learnt of it stays with it for the next call."""
         backend = self.model.__dict__.get("_bestk_backend")
         if backend is None:
-            backend = from_transformers(self.model).backend
+            backend = self._backend()
             self.model.__dict__["_bestk_backend"] = backend
         if self.is_encoder_decoder:
-            backend = EncodedBackend(
-                backend,
-                self.kwargs["encoder_outputs"],
-                self.repeats,
-                self._mask(),
-                self.input_ids[:: self.repeats].tolist(),
-            )
+            encoded: Any = EncodedBackend(backend, self._encoded())
+            return EncoderDecoderModel(encoded, tokenizer)
         return LanguageModel(backend, tokenizer)
 
     def prompts(self) -> list[list[int]]:
@@ -222,6 +221,32 @@ class _Request:
             num_found=num_found,
         )
 
+    def _backend(self) -> Any:
+        if not self.is_encoder_decoder:
+            return from_transformers(self.model).backend
+        # The sources bring their decoder ids, and generate's processors rule tokens out.
+        start = self.input_ids[0].tolist()
+        return Seq2SeqBackend(self.model.eval(), decoder_prompt=start, has_rules=False)
+
+    def _encoded(self) -> list[Encoded]:
+        """Return every source as generate has encoded it, without padding on either side."""
+        output, mask = self.kwargs["encoder_outputs"], self._mask()
+        hidden, starts = output.last_hidden_state, self.input_ids.tolist()
+        if mask is None:
+            mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+            mask = mask[:: self.repeats]
+        if (len(mask) * self.repeats, mask.shape[1]) != tuple(hidden.shape[:2]):
+            raise OptionError(
+                f"attention_mask of shape {tuple(self.kwargs['attention_mask'].shape)} does not "
+                f"fit what the encoder returned, {tuple(hidden.shape[:2])}: use bestk.search"
+            )
+        return [
+            Encoded(row[keep][None], None, [start], type(output))
+            for row, keep, start in zip(
+                hidden[:: self.repeats], mask, starts[:: self.repeats], strict=True
+            )
+        ]
+
     def _mask(self) -> Tensor | None:
         """Say which tokens of the prompts, or of the sources, are not padding."""
         mask = self.kwargs.get("attention_mask")
@@ -240,35 +265,24 @@ class _Request:
 
 
 class EncodedBackend:
-    """An encoder-decoder whose sources `generate` has encoded; texts follow its decoder ids."""
+    """An encoder-decoder over sources that `generate` has encoded, each with its decoder ids."""
 
-    def __init__(
-        self,
-        backend: Any,
-        encoder_outputs: Any,
-        repeats: int,
-        mask: Tensor | None,
-        decoder_prompts: list[list[int]],
-    ) -> None:
+    def __init__(self, backend: Seq2SeqBackend, sources: Sequence[Encoded]) -> None:
         self.backend = backend
-        hidden = encoder_outputs.last_hidden_state[::repeats]
-        self.encoder_outputs = type(encoder_outputs)(last_hidden_state=hidden)
-        self.mask = mask
-        self.decoder_prompts = decoder_prompts
+        self.sources = sources
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
 
     @property
-    def decoder_prompt(self) -> list[int]:
+    def decoder_prompt(self) -> tuple[int, ...]:
         """Return the decoder ids of the first source: all have one length."""
-        return self.decoder_prompts[0]
+        return tuple(self.sources[0].prompts[0])
 
     def start(self, prompts: Sequence[Any], room: Any, shaper: Any = None) -> Any:
         """Open a session over what was encoded; the sources themselves are not read again."""
-        return self.backend.start_encoded(
-            prompts[0], self.encoder_outputs, self.mask, self.decoder_prompts, room, shaper
-        )
+        assert len(prompts) == len(self.sources)
+        return self.backend.start(self.sources, room, shaper)
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
