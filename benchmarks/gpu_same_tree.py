@@ -1,14 +1,15 @@
 """Shows that no speed-up changes a result: every way of running gives the same trees in float32.
 
-    python benchmarks/gpu_same_tree.py
+    python benchmarks/gpu_same_tree.py [FAMILY ...]
 
 Compares, on one GPU: masks and plain steps, the tree kernel and plain steps, the captured graph, a
-captured batch with refilled lanes, and the compiled model.
+captured batch with refilled lanes, and the compiled model; decoder-only and encoder-decoder.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import torch
@@ -38,6 +39,29 @@ def families() -> dict[str, Any]:
         ),
         "gemma2": t.Gemma2Config(**COMMON, num_key_value_heads=2, head_dim=16, sliding_window=256),
         "neox": t.GPTNeoXConfig(**COMMON),
+        "bart": t.BartConfig(
+            vocab_size=1000,
+            d_model=128,
+            encoder_layers=3,
+            decoder_layers=3,
+            encoder_ffn_dim=256,
+            decoder_ffn_dim=256,
+            encoder_attention_heads=8,
+            decoder_attention_heads=8,
+            max_position_embeddings=512,
+            init_std=0.15,
+            forced_eos_token_id=None,
+        ),
+        "t5": t.T5Config(
+            vocab_size=1000,
+            d_model=128,
+            d_ff=256,
+            d_kv=16,
+            num_layers=3,
+            num_heads=8,
+            initializer_factor=3.0,
+            decoder_start_token_id=0,
+        ),
     }
 
 
@@ -47,7 +71,10 @@ def tree(result: Any) -> list[tuple[int, int]]:
 
 def compare(name: str, config: Any, *, compiled: bool) -> None:
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval().cuda().float()
+    auto = transformers.AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        auto = transformers.AutoModelForSeq2SeqLM
+    model = auto.from_config(config).eval().cuda().float()
     source = random.Random(0)
     prompts = [
         [source.randrange(3, 1000) for _ in range(source.randint(5, 120))] for _ in range(24)
@@ -67,7 +94,7 @@ def compare(name: str, config: Any, *, compiled: bool) -> None:
 
     lm = bestk.from_transformers(model)
     ways = {"masks": plain(False)}
-    if lm.backend._with_kernel:
+    if getattr(lm.backend, "_with_kernel", False):
         ways["kernel"] = plain(True)
     ways["graph, one by one"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
     ways["graph, again"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
@@ -94,8 +121,9 @@ def compare(name: str, config: Any, *, compiled: bool) -> None:
 
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    for name, config in families().items():
-        compare(name, config, compiled=name == "llama")
+    wanted = sys.argv[1:] or list(families())
+    for name in wanted:
+        compare(name, families()[name], compiled=name == "llama")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from bestk.version import __version__
 
 if TYPE_CHECKING:
     from bestk.api import best_first, search, stream
+    from bestk.baselines import run_method
     from bestk.drop_in import generate
     from bestk.encoder_decoder import EncoderDecoderModel
     from bestk.language_model import Features, LanguageModel
@@ -36,6 +37,7 @@ _HOMES = {
     "from_transformers": "bestk.loading",
     "generate": "bestk.drop_in",
     "load": "bestk.loading",
+    "run_method": "bestk.baselines",
     "search": "bestk.api",
     "stream": "bestk.api",
 }
@@ -54,6 +56,7 @@ __all__ = [
     "from_transformers",
     "generate",
     "load",
+    "run_method",
     "search",
     "stream",
 ]

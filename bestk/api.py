@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from bestk.config import SearchConfig
 from bestk.errors import OptionError, PromptError, SearchInterrupted
+from bestk.finish import Finish
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
 from bestk.many import auto_batch_size, check_batch_size, encode_all, search_many
 from bestk.processing.hooks import AllowedTokensFn, Hooks
 from bestk.result import Hypothesis, SearchResult
 from bestk.run import Run
+from bestk.selection import DIVERSITY, Embed
 
-logger = logging.getLogger("bestk")
+if TYPE_CHECKING:
+    from bestk.rerank import Reranker
 
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 
@@ -69,6 +72,11 @@ def search(
     logits_processor: Sequence[Any] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
+    rerank: str | Reranker | Callable[[str, str], float] | None = None,
+    num_texts: int | None = None,
+    select: str = "best",
+    diversity: float = DIVERSITY,
+    embed: Embed | None = None,
     **options: Any,
 ) -> Any:
     """Run best-k search: one result for a prompt, a list of them for a list of prompts.
@@ -76,10 +84,15 @@ def search(
     `options` are the fields of `SearchConfig`; where `config` is given too they change it.
     `batch_size` prompts are searched side by side, by default as many as memory allows; it changes
     nothing but the speed. The processors and criteria are those of transformers' `generate`; each
-    sees a node's own prefix.
+    sees a node's own prefix. `rerank` puts the texts in another order: a name such as `"mbr-chrf"`,
+    or a function of prompt and text. Of them `num_texts` are returned: the first, or with
+    `select="diverse"` good ones that differ; `diversity` goes from 0, quality alone, to 1.
     """
     settings = SearchConfig.of(options, config)
     hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
+    finish = Finish(
+        rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
+    )
     every = list(prompts) if is_batch(prompts) else [prompts]
     if settings.constraints or settings.is_shaped or hooks != Hooks():
         results = _search_chunks(lm, every, settings, batch_size, keep_tree, hooks)
@@ -88,7 +101,8 @@ def search(
     for result in results:
         if result.notice is not None:
             logger.warning("%s", result.notice)
-    return results if is_batch(prompts) else results[0]
+    finished = [finish(result) for result in results]
+    return finished if is_batch(prompts) else finished[0]
 
 
 def best_first(

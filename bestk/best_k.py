@@ -237,13 +237,12 @@ class Searches:
         state = state.masked_fill(complete, int(State.COMPLETE))
         state = state.masked_fill(too_long, int(State.TRUNCATED))
         state = state.masked_fill(opens, int(State.OPEN))
-        self.tree.record(group, children, state)
+        found = self._found(group, children, log_prob, opens, bonus)
+        self.tree.record(group, children, found.score.view_as(state), state)
 
         self._account(group, log_prob, complete, too_long, opens)
         self._bound(group, children, log_prob, may_open & ~passes)
-        dropped = self.frontier.push(
-            self._found(group, children, log_prob, opens, bonus), self.clock + 1
-        )
+        dropped = self.frontier.push(found, self.clock + 1)
         self._account_dropped(dropped)
         self._update_active()
 

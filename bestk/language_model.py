@@ -5,12 +5,13 @@ Knows prompts (text, token ids, chat messages) and decoding; knows nothing of se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
 from bestk.backends.base import Backend
 from bestk.errors import ModelError, PromptError
 from bestk.lanes import LanesCache
+from bestk.token_text import token_pieces
 
 Message = dict[str, Any]
 
@@ -52,6 +53,7 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.name = name or backend.name
         self.lanes = LanesCache()
+        self._pieces: dict[int, str] = {}
 
     @property
     def is_chat(self) -> bool:
@@ -111,8 +113,15 @@ class LanguageModel:
         return text
 
     def token_text(self, token: int) -> str:
-        """Show one token as text, special ones by their name."""
-        return self.tokens_text([token])
+        """Show one token as text, special ones by their name, loose bytes as `<0xE2>`."""
+        return self.token_texts([token])[token]
+
+    def token_texts(self, tokens: Iterable[int]) -> dict[int, str]:
+        """Show tokens as text; each is decoded once in the life of the model."""
+        wanted = set(tokens)
+        fresh = sorted(wanted - self._pieces.keys())
+        self._pieces.update(zip(fresh, token_pieces(self.tokenizer, fresh), strict=True))
+        return {token: self._pieces[token] for token in sorted(wanted)}
 
     def tokens_text(self, tokens: Sequence[int]) -> str:
         """Show tokens as text, special ones by their name."""

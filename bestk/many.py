@@ -119,6 +119,7 @@ class _Job:
             model=self.lm.name,
             seconds=seconds,
             keep_tree=self.keep_tree,
+            token_texts=self.lm.token_texts,
         )
         return dict(zip(ended.values(), results, strict=True))
 

@@ -17,7 +17,8 @@ from bestk.errors import SchemaError
 from bestk.tree import State, Tree
 
 _WHOLES = ("token", "parent", "depth", "step", "expanded_at")
-_REALS = ("log_prob", "last_log_prob", "priority", "child_log_prob")
+_CHILDREN = ("child_token", "child_log_prob", "child_score", "child_state")
+_REALS = ("log_prob", "last_log_prob", "priority", "child_log_prob", "child_score")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class TreeRecord:
     child_index: Tensor
     child_token: Tensor
     child_log_prob: Tensor
+    child_score: Tensor
     child_state: Tensor
 
     @classmethod
@@ -48,7 +50,7 @@ class TreeRecord:
         counts = tree.count[index].tolist()
         size = max(counts, default=0)
         names = [*_WHOLES, "log_prob", "last_log_prob", "priority"]
-        names += ["child_token", "child_log_prob", "child_state"]
+        names += _CHILDREN
         # One copy from the device per column, whatever the number of searches.
         columns = {
             name: getattr(tree, name)[:, :size].index_select(0, index).cpu() for name in names
@@ -61,7 +63,7 @@ class TreeRecord:
     @classmethod
     def _cut(cls, columns: dict[str, Tensor]) -> TreeRecord:
         parent, index = (columns["child_state"] != State.NONE).nonzero(as_tuple=True)
-        for name in ("child_token", "child_log_prob", "child_state"):
+        for name in _CHILDREN:
             columns[name] = columns[name][parent, index]
         columns |= {"child_parent": parent, "child_index": index}
         return cls(

@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """One complete text.
+    """One text, complete unless `is_complete` says otherwise (best-k search returns no others).
 
     `token_ids` end with the id that completed the text; `log_probs` has one entry for each of them.
     """
@@ -41,6 +41,8 @@ class Hypothesis:
     step: int  # the model call that found it; 0 is the prompt's
     count: int = 1  # token sequences that gave this text
     is_certified: bool = False  # proven: no text that was not found is likelier
+    is_complete: bool = True  # false: cut off at max_new_tokens, as beams and samples may be
+    rerank_score: float | None = None  # what a reranker gave; the results are then in its order
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +96,10 @@ class SearchResult:
     certified: int  # how many hypotheses are proven to be the model's likeliest
     notice: str | None = None  # why there is no text at all, where there is none
     tree: TreeRecord | None = None
+    # As found, before texts were merged; not in the JSON.
+    raw: tuple[Hypothesis, ...] = field(default=(), repr=False, compare=False)
+    # How to show the tokens of `tree`, so that pictures of it need no tokenizer.
+    token_texts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def texts(self) -> list[str]:
@@ -128,7 +134,20 @@ class SearchResult:
         }
         if tree and self.tree is not None:
             data["tree"] = self.tree.to_json()
+            data["token_texts"] = {str(token): text for token, text in self.token_texts.items()}
         return data
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the search as a self-contained page; write it to a file where a path is given."""
+        from bestk.viz.html import to_html
+
+        return to_html(self, path)
+
+    def _repr_html_(self) -> str:
+        """Show the search in a notebook."""
+        from bestk.viz.html import notebook
+
+        return notebook(self)
 
     def dumps(self, *, tree: bool = False, indent: int | None = None) -> str:
         """Return `to_json` as a string."""
@@ -176,7 +195,7 @@ class SearchResult:
             )
         try:
             return _read(cls, data)
-        except (KeyError, TypeError, AttributeError, OptionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"a saved result lacks or spoils a field: {error}") from None
 
 
@@ -195,6 +214,7 @@ def collect(
     seconds: float,
     keep_tree: bool = True,
     hooks: Sequence[str] = (),
+    token_texts: Callable[[Sequence[int]], dict[int, str]] | None = None,
 ) -> list[SearchResult]:
     """Turn the state of searches, finished or not, into results: one for each row in `prompts`."""
     clocks, reasons = searches.clock.tolist(), searches.stop_reasons()
@@ -229,6 +249,12 @@ def collect(
                 if merged
                 else emptiness(searches.config, reasons[row], num_truncated[row], bounds[row]),
                 tree=record if keep_tree else None,
+                raw=tuple(found),
+                token_texts=(
+                    token_texts(record.child_token.tolist())
+                    if keep_tree and token_texts is not None
+                    else {}
+                ),
             )
         )
     return results
@@ -282,7 +308,7 @@ def completions(
         found.append(
             Hypothesis(
                 text=text,
-                score=_score(config, total, log_probs, step),
+                score=ranking_score(config, total, log_probs, step),
                 log_prob=total,
                 token_ids=token_ids[i],
                 log_probs=log_probs,
@@ -294,15 +320,19 @@ def completions(
 
 
 def merge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Make texts unique: of equal ones the likelier stays, with the count of all."""
+    """Make texts unique: of equal ones the likelier stays, complete ones first, with the count."""
     best: dict[str, Hypothesis] = {}
     counts: dict[str, int] = {}
     for hypothesis in hypotheses:
         counts[hypothesis.text] = counts.get(hypothesis.text, 0) + hypothesis.count
         known = best.get(hypothesis.text)
-        if known is None or hypothesis.log_prob > known.log_prob:
+        if known is None or _standing(hypothesis) > _standing(known):
             best[hypothesis.text] = hypothesis
     return [dataclasses.replace(h, count=counts[h.text]) for h in best.values()]
+
+
+def _standing(hypothesis: Hypothesis) -> tuple[bool, float]:
+    return hypothesis.is_complete, hypothesis.log_prob
 
 
 def rank(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -310,7 +340,10 @@ def rank(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda h: (-h.score, -h.log_prob, h.step, h.token_ids))
 
 
-def _score(config: SearchConfig, log_prob: float, log_probs: Sequence[float], step: int) -> float:
+def ranking_score(
+    config: SearchConfig, log_prob: float, log_probs: Sequence[float], step: int
+) -> float:
+    """Return what `rank_by` orders a text by."""
     length = len(log_probs)
     if config.rank_by == "mean":
         return log_prob / length
@@ -332,6 +365,8 @@ def _hypothesis_json(hypothesis: Hypothesis) -> dict[str, Any]:
         "step": hypothesis.step,
         "count": hypothesis.count,
         "is_certified": hypothesis.is_certified,
+        "is_complete": hypothesis.is_complete,
+        "rerank_score": hypothesis.rerank_score,
     }
 
 
@@ -363,4 +398,5 @@ def _read(cls: type[SearchResult], data: dict[str, Any]) -> SearchResult:
         certified=data["certified"],
         notice=data.get("notice"),
         tree=TreeRecord.from_json(data["tree"]) if "tree" in data else None,
+        token_texts={int(token): text for token, text in data.get("token_texts", {}).items()},
     )

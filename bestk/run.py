@@ -108,6 +108,7 @@ class Run:
             seconds=self.seconds,
             keep_tree=keep_tree,
             hooks=self.hooks.names,
+            token_texts=self.lm.token_texts,
         )
 
     def close(self) -> None:

@@ -61,6 +61,9 @@ class Tree:
         self.child_log_prob: Float[Tensor, "batch slots children"] = column(
             num_children, fill=0, dtype=torch.float64
         )
+        self.child_score: Float[Tensor, "batch slots children"] = column(
+            num_children, fill=0, dtype=torch.float64
+        )
         self.child_state: Int[Tensor, "batch slots children"] = column(num_children, fill=0)
         self.count: Int[Tensor, " batch"] = torch.zeros(batch, dtype=torch.int64, device=device)
 
@@ -124,12 +127,17 @@ class Tree:
         )
 
     def record(
-        self, group: Group, children: Children, state: Int[Tensor, "batch group children"]
+        self,
+        group: Group,
+        children: Children,
+        score: Float[Tensor, "batch group children"],
+        state: Int[Tensor, "batch group children"],
     ) -> None:
-        """Keep the children of a group, with what became of them."""
+        """Keep the children of a group, with their scores and what became of them."""
         slot = _wide(group.slot, self.child_token)
         self.child_token.scatter_(1, slot, children.token)
         self.child_log_prob.scatter_(1, slot, children.log_prob)
+        self.child_score.scatter_(1, slot, score)
         self.child_state.scatter_(1, slot, state)
 
     def mark(

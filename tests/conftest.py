@@ -15,7 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from jaxtyping import install_import_hook
 
 # Only where tensors flow: user-facing modules check their own values, and say so better.
-TENSOR_MODULES = ["scoring", "tree", "frontier", "best_k", "backends"]
+TENSOR_MODULES = ["scoring", "tree", "frontier", "best_k", "backends", "baselines"]
 TENSOR_MODULES += ["processing.prefixes", "processing.steps"]
 install_import_hook([f"bestk.{name}" for name in TENSOR_MODULES], "beartype.beartype")
 

@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
+from bestk.cli.compare import compare
 from bestk.cli.generate import generate
+from bestk.cli.show import show
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
-COMMANDS: tuple[Callable[..., Any], ...] = (generate,)
+COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare, show)
 
 app = typer.Typer(
     name="bestk",

@@ -1,0 +1,104 @@
+"""Methods side by side on one prompt: how many texts, how different, how long it took.
+
+`compare` runs them one after the other; `table` lays the rows out for a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bestk.baselines.methods import METHODS, method_of, run_method
+from bestk.config import SearchConfig
+from bestk.language_model import LanguageModel, Prompt
+from bestk.ngrams import ORDERS, distinctness
+from bestk.result import SearchResult
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COMPARED = ("BKS_mean", "BKS_last", "BS", "DBS", "BNcls0.8", "Ncls0.8", "Typ0.5")
+NUM_TEXTS = 10  # as many as a beam gives, so that no method is measured on more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one method found; distinctness is that of its `num_texts` best texts."""
+
+    method: str
+    result: SearchResult
+    num_texts: int = NUM_TEXTS
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the best texts."""
+        return self.result.texts[: self.num_texts]
+
+    @property
+    def distinct(self) -> float:
+        """Return the mean of D-1, D-2 and D-3, in percent."""
+        return 100 * sum(distinctness(self.texts)) / len(ORDERS)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as plain data."""
+        return {
+            "method": self.method,
+            "found": len(self.result.raw),
+            "unique": len(self.result.hypotheses),
+            "complete": self.result.num_completions,
+            "distinct": self.distinct,
+            "expanded": self.result.cost.expanded,
+            "seconds": self.result.cost.seconds,
+            "texts": self.texts,
+            "signature": self.result.signature,
+        }
+
+
+def compare(
+    lm: LanguageModel,
+    prompt: Prompt,
+    methods: Sequence[str] = COMPARED,
+    config: SearchConfig | None = None,
+    *,
+    seed: int = 0,
+    num_texts: int = NUM_TEXTS,
+) -> Iterator[Row]:
+    """Run methods on one prompt at an equal budget, and yield each as it ends.
+
+    The model is warmed up first, so that no method pays for it.
+    """
+    names = list(METHODS) if list(methods) == ["all"] else list(methods)
+    for name in names:
+        method_of(name)  # a misspelt name should not cost the others' time
+    run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
+    for name in names:
+        result = run_method(lm, prompt, name, config, seed=seed)
+        yield Row(method=name, result=result, num_texts=num_texts)
+
+
+def table(rows: Sequence[Row], num_shown: int = 3) -> RenderableType:
+    """Lay out rows, each with its best few texts."""
+    from rich.table import Table
+    from rich.text import Text
+
+    top = max((row.num_texts for row in rows), default=NUM_TEXTS)
+    view = Table(box=None, pad_edge=False)
+    view.add_column("method")
+    for heading in ("found", "unique", "complete", f"D of {top}", "expanded", "seconds"):
+        view.add_column(heading, justify="right")
+    view.add_column("best texts", overflow="fold")
+    for row in rows:
+        cost = row.result.cost
+        shown = [" ".join(text.split()) for text in row.texts[:num_shown]]
+        view.add_row(
+            row.method,
+            str(len(row.result.raw)),
+            str(len(row.result.hypotheses)),
+            str(row.result.num_completions),
+            f"{row.distinct:.1f}",
+            str(cost.expanded),
+            f"{cost.seconds:.2f}",
+            Text("\n".join(shown)),
+        )
+    return view

@@ -1,0 +1,313 @@
+"""Nucleus and typical sampling: independent draws, seeded, as many as a budget pays for.
+
+Every draw is exact: the filter sees the whole distribution and the token is found by inverting its
+cumulative sum at one uniform number. Draw j of a prompt uses the j-th row of uniform numbers of the
+prompt's own source, so ten draws are the first ten of a hundred, whatever else is in the batch.
+
+A draw of n tokens costs n node expansions, as the paper counts them. The prompt is read once all
+the same, and finished lanes start the next draw at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bestk.backends.base import Children, Group, Room, Session
+from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, plant, shared
+from bestk.baselines.filters import Filter
+from bestk.config import SearchConfig
+from bestk.errors import OptionError
+from bestk.language_model import LanguageModel
+from bestk.result import SearchResult
+from bestk.tree import Tree
+
+# First tokens are drawn this many draws at a time: all come from the root's one distribution.
+_CHUNK = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Draws until the next one would not fit into the budget, or exactly `num_draws` times.
+
+    Without a filter the draws are from the model's whole distribution.
+    """
+
+    filter: Filter | None = None
+    num_draws: int | None = None  # None: as many as the budget pays for
+
+    def __post_init__(self) -> None:
+        count = self.num_draws
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+            raise OptionError(f"num_draws must be a whole number, got {count!r}")
+        if count is not None and count < 1:
+            raise OptionError(f"num_draws must be at least 1, got {count}")
+
+    def run(
+        self,
+        lm: LanguageModel,
+        prompts: Sequence[Any],
+        config: SearchConfig,
+        *,
+        seed: int = 0,
+        keep_tree: bool = True,
+    ) -> list[SearchResult]:
+        """Return the draws of one batch of prompts; `raw` has them in order. There is no tree."""
+        job = Job(lm, prompts, config, seed)
+        lanes = Lanes(self, job)
+        session = lm.backend.start(job.prompt_ids, lanes.room, lanes.watch)
+        try:
+            lanes.search(session)
+        finally:
+            session.close()
+        return job.results(lanes.outcomes(), f"{self.describe()}|seed:{seed}|{shared(config)}")
+
+    def describe(self) -> str:
+        """Write the settings as fields of a signature."""
+        name = "whole" if self.filter is None else self.filter.name
+        draws = "budget" if self.num_draws is None else str(self.num_draws)
+        return f"method:sample,{name}|draws:{draws}"
+
+
+@dataclass
+class Draw:
+    """One text being drawn."""
+
+    uniforms: list[float]
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    slot: int = 0  # of the last token that was expanded
+    step: int = 0
+    is_complete: bool = False
+
+
+class Draws:
+    """All draws of one prompt, in order, and which of them its budget pays for."""
+
+    def __init__(self, limit: int | None, budget: int, length: int) -> None:
+        self.limit, self.budget, self.length = limit, budget, length
+        self.is_spent = False
+        self.draws: list[Draw] = []
+        self.lanes: list[Draw] = []  # under way
+        self.waiting: list[Draw] = []  # with a first token, not started
+
+    def has_more(self) -> bool:
+        """Say whether another draw may start."""
+        if self.limit is not None:
+            return len(self.draws) < self.limit
+        return not self.is_spent and sum(len(draw.tokens) for draw in self.draws) < self.budget
+
+    def start(self, draw: Draw) -> None:
+        """Put a draw that has its first token into a lane."""
+        self.draws.append(draw)
+        self.lanes.append(draw)
+        self.settle()
+
+    def settle(self) -> None:
+        """End the draws that are done, and drop those that the budget no longer pays for.
+
+        Tokens of earlier draws are paid first, so once a draw is past the budget it stays so.
+        """
+        if self.limit is None:
+            spent = itertools.accumulate(len(draw.tokens) for draw in self.draws)
+            paid = sum(total <= self.budget for total in spent)
+            if paid < len(self.draws):
+                self.is_spent = True
+                dropped = set(map(id, self.draws[paid:]))
+                self.draws = self.draws[:paid]
+                self.lanes = [draw for draw in self.lanes if id(draw) not in dropped]
+        self.lanes = [draw for draw in self.lanes if not self.is_done(draw)]
+
+    def is_done(self, draw: Draw) -> bool:
+        """Say whether a draw has ended, complete or cut off."""
+        return draw.is_complete or len(draw.tokens) >= self.length
+
+
+class Lanes:
+    """The draws of a batch of prompts, `width` of each under way at a time."""
+
+    def __init__(self, method: Sampling, job: Job) -> None:
+        config, batch = job.config, len(job.prompts)
+        self.method, self.job = method, job
+        self.watch = Watch()
+        self.width = min(config.beam_size, method.num_draws or config.beam_size)
+        tokens = config.total_budget + self.width * config.max_new_tokens
+        if method.num_draws is not None:
+            tokens = method.num_draws * config.max_new_tokens
+        self.room = Room(
+            width=self.width, capacity=tokens + 1, depth=config.max_new_tokens, num_children=1
+        )
+        self.tree = Tree(batch, self.room.capacity, self.room.depth, 1, job.device)
+        self.sources = job.generators()
+        limits = (method.num_draws, config.total_budget, config.max_new_tokens)
+        self.rows = [Draws(*limits) for _ in job.prompts]
+        self.first: Float[Tensor, "batch 1 vocab"]
+        self.root: Group
+        self.clock = 0
+        self.calls = [1] * batch
+
+    def search(self, session: Session) -> None:
+        """Draw one token for every lane at a time, until every prompt has its draws."""
+        self.root = plant(self.tree)
+        session.root(self.root)
+        self.first = self.watch.take()
+        check_finite(self.first, self.root.is_valid, 0)
+        self._fill()
+        while any(row.lanes for row in self.rows) and not self.job.is_out_of_time:
+            self.clock += 1
+            group = self._group()
+            session.expand(group)
+            log_probs = self.watch.take()
+            check_finite(log_probs, group.is_valid, self.clock)
+            self._extend(group, log_probs)
+            self._fill()
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the draws that have ended, in order."""
+        outcomes = []
+        for row, calls in zip(self.rows, self.calls, strict=True):
+            done = [draw for draw in row.draws if row.is_done(draw)]
+            found = [
+                Found(
+                    token_ids=tuple(draw.tokens),
+                    log_probs=tuple(draw.log_probs),
+                    step=draw.step,
+                    is_complete=draw.is_complete,
+                )
+                for draw in done
+            ]
+            reason = "budget" if self.method.num_draws is None else "num_draws"
+            outcomes.append(
+                Outcome(
+                    found=found,
+                    expanded=sum(len(draw.tokens) for draw in done),
+                    model_calls=calls,
+                    stop_reason="timeout" if row.lanes else reason,
+                )
+            )
+        return outcomes
+
+    def _fill(self) -> None:
+        """Start draws where lanes are free; a draw may end with its first token."""
+        for number, row in enumerate(self.rows):
+            while len(row.lanes) < self.width and row.has_more():
+                if not row.waiting:
+                    row.waiting = self._first_tokens(number)
+                row.start(row.waiting.pop(0))
+
+    def _first_tokens(self, number: int) -> list[Draw]:
+        length = self.job.config.max_new_tokens
+        shape = (_CHUNK, length)
+        uniforms = torch.rand(shape, generator=self.sources[number], dtype=torch.float64)
+        log_probs = self.first[number].expand(_CHUNK, -1)  # [draws, vocab]
+        tokens, values = self._draw(log_probs, uniforms[:, 0].to(log_probs.device), depth=1)
+        one = _row(self.root, number)
+        children = Children(tokens[None, None], values[None, None])
+        exists = torch.ones_like(children.token, dtype=torch.bool)
+        complete = self.job.completes(one, children, exists)[0, 0].tolist()
+        return [
+            Draw(uniforms=row, tokens=[token], log_probs=[value], is_complete=is_complete)
+            for row, token, value, is_complete in zip(
+                uniforms.tolist(), tokens.tolist(), values.tolist(), complete, strict=True
+            )
+        ]
+
+    def _group(self) -> Group:
+        """Give the newest token of every lane a slot."""
+        counts = self.tree.count.tolist()
+        whole: list[list[tuple[int, int, int, int, bool]]] = []
+        real: list[list[tuple[float, float]]] = []
+        for count, row in zip(counts, self.rows, strict=True):
+            empty = self.width - len(row.lanes)
+            whole.append([(d.tokens[-1], d.slot, len(d.tokens), d.step, True) for d in row.lanes])
+            whole[-1] += [(0, 0, 0, 0, False)] * empty
+            real.append([(sum(d.log_probs), d.log_probs[-1]) for d in row.lanes])
+            real[-1] += [(0.0, 0.0)] * empty
+            for place, draw in enumerate(row.lanes):
+                draw.slot = count + place
+        device = self.job.device
+        token, parent, depth, step, is_valid = torch.tensor(whole, device=device).unbind(-1)
+        log_prob, last_log_prob = torch.tensor(real, dtype=torch.float64, device=device).unbind(-1)
+        return self.tree.append(
+            token=token,
+            parent=parent,
+            depth=depth,
+            step=step,
+            log_prob=log_prob,
+            last_log_prob=last_log_prob,
+            priority=log_prob,
+            clock=torch.full((len(self.rows),), self.clock, device=device),
+            is_valid=is_valid.bool(),
+        )
+
+    def _extend(self, group: Group, log_probs: Float[Tensor, "batch group vocab"]) -> None:
+        """Draw the next token of every lane."""
+        uniforms = torch.zeros(group.token.shape, dtype=torch.float64)
+        for number, row in enumerate(self.rows):
+            self.calls[number] += bool(row.lanes)
+            for place, draw in enumerate(row.lanes):
+                uniforms[number, place] = draw.uniforms[len(draw.tokens)]
+        tokens, values = self._draw(log_probs, uniforms.to(log_probs.device), group.depth + 1)
+        children = Children(tokens[..., None], values[..., None])
+        complete = self.job.completes(group, children, group.is_valid[..., None])
+        drawn = (tokens.tolist(), values.tolist(), complete[..., 0].tolist())
+        for row, *columns in zip(self.rows, *drawn, strict=True):
+            # A row has as many places as lanes at least; the places past them are empty.
+            for draw, token, value, is_complete in zip(row.lanes, *columns, strict=False):
+                draw.tokens.append(token)
+                draw.log_probs.append(value)
+                draw.is_complete = is_complete
+                draw.step = self.clock
+            row.settle()
+
+    def _draw(
+        self,
+        log_probs: Float[Tensor, "*nodes vocab"],
+        uniforms: Float[Tensor, "*nodes"],
+        depth: Int[Tensor, "*nodes"] | int,
+    ) -> tuple[Int[Tensor, "*nodes"], Float[Tensor, "*nodes"]]:
+        allowed = self._allowed(log_probs, depth)
+        keeps = allowed > -torch.inf
+        if self.method.filter is not None:
+            keeps &= self.method.filter.keeps(allowed.log_softmax(dim=-1))
+        token = invert(allowed.double().exp() * keeps, uniforms)
+        return token, log_probs.gather(-1, token[..., None])[..., 0].double()
+
+    def _allowed(
+        self, log_probs: Float[Tensor, "*nodes vocab"], depth: Int[Tensor, "*nodes"] | int
+    ) -> Float[Tensor, "*nodes vocab"]:
+        if not self.job.config.min_new_tokens:
+            return log_probs
+        depths = torch.as_tensor(depth, device=log_probs.device)
+        too_early = (depths < self.job.config.min_new_tokens)[..., None] & self.job.is_stop
+        return log_probs.masked_fill(too_early, -torch.inf)
+
+
+def invert(
+    weights: Float[Tensor, "*nodes vocab"], uniforms: Float[Tensor, "*nodes"]
+) -> Int[Tensor, "*nodes"]:
+    """Return the first index at which the cumulative weight passes its share of the total.
+
+    An index of weight 0 passes nothing, so it is never returned.
+
+    >>> invert(torch.tensor([0.0, 0.5, 0.25]), torch.tensor(0.5)).item()
+    1
+    """
+    sums = weights.cumsum(dim=-1)
+    # A uniform number next to 1 may round to the whole sum, which no index passes.
+    share = uniforms.clamp(max=1 - 2**-40)[..., None] * sums[..., -1:]
+    return torch.searchsorted(sums, share, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
+
+
+def _row(group: Group, number: int) -> Group:
+    columns = {
+        f.name: getattr(group, f.name)[number : number + 1] for f in dataclasses.fields(group)
+    }
+    return Group(**columns)

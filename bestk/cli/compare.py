@@ -1,0 +1,52 @@
+"""`bestk compare`: several methods on one prompt, side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bestk.cli.options import Device, Dtype, Model, search_options
+from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
+
+
+@search_options
+def compare(
+    prompt: Annotated[str, typer.Argument(help="The text to continue or answer; - reads it.")],
+    config: SearchConfig,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Names such as BS,DBS,Ncls0.8,BKS_mean, or all; a choice unless given."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the methods that draw.")] = 0,
+    num_texts: Annotated[
+        int, typer.Option("--num-texts", "-n", min=1, help="Texts that distinctness is taken of.")
+    ] = 10,
+    show: Annotated[int, typer.Option(min=0, help="Best texts to show of each method.")] = 3,
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = DTYPES[0],
+    device: Device = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without chat formatting.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System text of a chat model.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """[bold]bestk compare --raw "The best thing about dogs is" --methods BS,BKS_mean[/bold]
+
+    Compare methods on one prompt at an equal budget: texts, distinctness, time.
+    """
+    from bestk.baselines.comparison import COMPARED, table
+    from bestk.baselines.comparison import compare as compare_methods
+    from bestk.cli import terminal
+
+    text = terminal.read_prompt(prompt, raw=raw, system=system)
+    lm = terminal.load(model, dtype=dtype, device=device)
+    names = methods.split(",") if methods else COMPARED
+    asked = text if raw else lm.chat_prompt(text, system)
+    rows = compare_methods(lm, asked, names, config, seed=seed, num_texts=num_texts)
+    found = list(rows)
+    if as_json:
+        terminal.print_json([row.to_json() for row in found])
+    else:
+        terminal.print_view(table(found, show))

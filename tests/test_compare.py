@@ -1,0 +1,65 @@
+"""Methods side by side: the library's rows, their table, and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from conftest import random_toy
+
+import bestk
+from bestk.baselines.comparison import Row, compare, table
+from bestk.config import SearchConfig
+from bestk.errors import OptionError
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    lm = bestk.LanguageModel(random_toy(3, 8))
+    config = SearchConfig(max_new_tokens=4, beam_size=5)
+    return list(compare(lm, [1], ["BS", "Ncls0.9", "BKS_mean"], config, seed=1, num_texts=5))
+
+
+def test_rows_tell_what_each_method_found(rows: list[Row]) -> None:
+    beam, nucleus, best_k = (row.to_json() for row in rows)
+    assert beam["found"] == beam["unique"] == 5
+    assert nucleus["found"] >= nucleus["unique"] > 1
+    assert sum(h.count for h in rows[1].result.hypotheses) == nucleus["found"]
+    assert best_k["unique"] >= 5
+    for row in (beam, nucleus, best_k):
+        assert row["expanded"] <= 20
+        assert len(row["texts"]) <= 5
+        assert 0 < row["distinct"] <= 100
+    assert "method:sample,Ncls0.9|draws:budget|seed:1" in nucleus["signature"]
+
+
+def test_table_shows_the_best_texts(rows: list[Row]) -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=200).print(table(rows, 1))
+    heading, *lines = out.getvalue().splitlines()
+    assert heading.split()[:4] == ["method", "found", "unique", "complete"]
+    assert len(lines) == 3
+    for line, row in zip(lines, rows, strict=True):
+        assert line.split()[0] == row.method
+        assert line.rstrip().endswith(row.texts[0])
+
+
+def test_a_misspelt_method_is_found_before_anything_runs() -> None:
+    lm = bestk.LanguageModel(random_toy(3, 8))
+    with pytest.raises(OptionError, match="did you mean 'DBS"):
+        next(compare(lm, [1], ["BS", "DBSS"]))
+
+
+@pytest.mark.model
+def test_command(cli: Any, smollm2: bestk.LanguageModel) -> None:
+    options = ["--methods", "BS,BKS_mean", "--max-new-tokens", "4", "--beam-size", "2"]
+    code, out, err = cli("compare", "--raw", "The sky is", *options, "--json")
+    assert code == 0, err
+    assert [row["method"] for row in json.loads(out)] == ["BS", "BKS_mean"]
+    code, _, err = cli("compare", "--raw", "The sky is", "--methods", "BSK")
+    assert code == 2
+    assert "unknown method 'BSK'" in err
