@@ -26,12 +26,14 @@ from bestk.backends.transformers.sources import Encoded
 from bestk.config import SearchConfig
 from bestk.encoder_decoder import EncoderDecoderModel
 from bestk.errors import OptionError
+from bestk.finish import Finish
 from bestk.generation_fields import check
 from bestk.language_model import LanguageModel
 from bestk.loading import from_transformers
 from bestk.processing.hooks import Hooks
-from bestk.result import Hypothesis
+from bestk.result import Hypothesis, SearchResult
 from bestk.run import Run
+from bestk.selection import DIVERSITY
 
 logger = logging.getLogger("bestk")
 
@@ -70,6 +72,9 @@ def generate(
     generation_config: Any = None,
     *,
     num_texts: int | None = None,
+    select: str = "best",
+    diversity: float = DIVERSITY,
+    rerank: Any = None,
     text_tokenizer: Any = None,
     inputs_tensor: Tensor | None = None,
     **options: Any,
@@ -77,13 +82,18 @@ def generate(
     """Search instead of `generate`'s decoding loop; call it through `custom_generate`.
 
     Returns `num_texts` rows per prompt, best first. A prompt with fewer texts has rows of padding
-    after them, with a score of −inf. Options are those of `SearchConfig` that `generate` does not
-    know; `text_tokenizer` is for those that need text (`stop`, `bad_words`) and merges token
+    after them, with a score of −inf. `select`, `diversity` and `rerank` choose and order the texts
+    as in `bestk.search`. Options are those of `SearchConfig` that `generate` does not know;
+    `text_tokenizer` is for all that needs text (`stop`, `bad_words`, `rerank`) and merges token
     sequences that read the same.
     """
     settings, model_kwargs = _split(options)
     request = _Request(model, input_ids, generation_config, inputs_tensor, model_kwargs)
     request.check()
+    if rerank is not None and text_tokenizer is None:
+        raise OptionError("rerank judges texts: give text_tokenizer=tokenizer too")
+    num_texts = _num_texts(num_texts, generation_config)
+    finish = Finish(rerank=rerank, num_texts=num_texts, select=select, diversity=diversity)
     lm = request.language_model(text_tokenizer)
     run = Run(
         lm,
@@ -99,8 +109,10 @@ def generate(
     for _ in run:
         pass
     exponent = None if "rank_by" in settings else float(generation_config.length_penalty)
-    found = [_ranked(result.hypotheses, exponent) for result in run.results(keep_tree=False)]
-    return request.output(found, _num_texts(num_texts, generation_config))
+    found = [_ranked(result, exponent) for result in run.results(keep_tree=False)]
+    if rerank is not None:
+        found = [_readable(result, lm) for result in found]
+    return request.output([finish(result).hypotheses for result in found], num_texts)
 
 
 @dataclass
@@ -186,22 +198,22 @@ class _Request:
         tokens = self.config._eos_token_tensor
         return () if tokens is None else tuple(tokens.flatten().tolist())
 
-    def output(self, found: list[list[tuple[Hypothesis, float]]], num_texts: int) -> Any:
+    def output(self, kept: Sequence[Sequence[Hypothesis]], num_texts: int) -> Any:
         """Lay texts out as beam search does: one row each, `num_texts` per prompt."""
         starts = self.input_ids[:: self.repeats]
         pad = self.config._pad_token_tensor
         fill = 0 if pad is None else int(pad)
-        kept = [texts[:num_texts] for texts in found]
-        longest = max((text.num_tokens for row in kept for text, _ in row), default=0)
+        longest = max((text.num_tokens for row in kept for text in row), default=0)
         shape = len(kept), num_texts, starts.shape[1] + longest
         sequences = torch.full(shape, fill, dtype=torch.int64, device=starts.device)
         scores = torch.full(shape[:2], -torch.inf, device=starts.device)
         for row, texts in enumerate(kept):
-            for number, (text, score) in enumerate(texts):
+            for number, text in enumerate(texts):
                 end = starts.shape[1] + text.num_tokens
                 ids = torch.tensor(text.token_ids, device=starts.device)
                 sequences[row, number, :end] = torch.cat([starts[row], ids])
-                scores[row, number] = score
+                rerank_score = text.rerank_score
+                scores[row, number] = text.score if rerank_score is None else rerank_score
         num_found = torch.tensor([len(texts) for texts in kept], device=starts.device)
         if bool((num_found < num_texts).any()):
             logger.warning(
@@ -298,14 +310,21 @@ def _num_texts(num_texts: int | None, config: Any) -> int:
     return num_texts
 
 
-def _ranked(
-    hypotheses: Sequence[Hypothesis], exponent: float | None
-) -> list[tuple[Hypothesis, float]]:
-    """Order texts by score, or as beam search does: log-probability over length^length_penalty."""
+def _ranked(result: SearchResult, exponent: float | None) -> SearchResult:
+    """Score texts as beam search does, unless told not to: log_prob / length^length_penalty."""
     if exponent is None:
-        return [(text, text.score) for text in hypotheses]
-    scored = [(text, text.log_prob / text.num_tokens**exponent) for text in hypotheses]
-    return sorted(scored, key=lambda pair: -pair[1])
+        return result
+    scored = [
+        dataclasses.replace(text, score=text.log_prob / text.num_tokens**exponent)
+        for text in result.hypotheses
+    ]
+    return dataclasses.replace(result, hypotheses=tuple(sorted(scored, key=lambda t: -t.score)))
+
+
+def _readable(result: SearchResult, lm: LanguageModel) -> SearchResult:
+    """Give rerankers the prompt as text."""
+    (text,) = lm.decode([result.prompt])
+    return dataclasses.replace(result, prompt=text)
 
 
 def _signature() -> inspect.Signature:
