@@ -162,7 +162,7 @@ class _Request:
             backend = self._backend()
             self.model.__dict__["_bestk_backend"] = backend
         if self.is_encoder_decoder:
-            encoded: Any = EncodedBackend(backend, self._encoded())
+            encoded: Any = EncodedBackend(backend, self._encoded(backend.device))
             return EncoderDecoderModel(encoded, tokenizer)
         return LanguageModel(backend, tokenizer)
 
@@ -240,13 +240,12 @@ class _Request:
         start = self.input_ids[0].tolist()
         return Seq2SeqBackend(self.model.eval(), decoder_prompt=start, has_rules=False)
 
-    def _encoded(self) -> list[Encoded]:
+    def _encoded(self, device: torch.device) -> list[Encoded]:
         """Return every source as generate has encoded it, without padding on either side."""
         output, mask = self.kwargs["encoder_outputs"], self._mask()
         hidden, starts = output.last_hidden_state, self.input_ids.tolist()
         if mask is None:
-            mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-            mask = mask[:: self.repeats]
+            mask = torch.ones(hidden.shape[:2], dtype=torch.bool)[:: self.repeats]
         if (len(mask) * self.repeats, mask.shape[1]) != tuple(hidden.shape[:2]):
             raise OptionError(
                 f"attention_mask of shape {tuple(self.kwargs['attention_mask'].shape)} does not "
@@ -255,7 +254,10 @@ class _Request:
         return [
             Encoded(row[keep][None], None, [start], type(output))
             for row, keep, start in zip(
-                hidden[:: self.repeats], mask, starts[:: self.repeats], strict=True
+                hidden[:: self.repeats].to(device),
+                mask.to(device),
+                starts[:: self.repeats],
+                strict=True,
             )
         ]
 

@@ -276,7 +276,7 @@ def test_other_families(family: str) -> None:
     tokens = torch.tensor([[7, 11, 23, 40, 9, 31, 2], [5, 8, 30, 6, 12, 3, 2]])
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     if family == "led":
-        inputs["global_attention_mask"] = torch.zeros_like(tokens)
+        inputs["global_attention_mask"] = torch.zeros_like(tokens).index_fill(1, torch.tensor(0), 1)
     options: dict[str, Any] = {"max_new_tokens": 5, "eos_token_id": eos, "pad_token_id": 1}
     options |= {"forced_bos_token_id": None, "forced_eos_token_id": None}
     output = model.generate(
@@ -295,8 +295,7 @@ def test_other_families(family: str) -> None:
             ids = ids[: int((ids[1:] == eos).nonzero()[0]) + 2]
             with torch.no_grad():
                 logits = model(
-                    input_ids=tokens[row : row + 1],
-                    attention_mask=torch.ones(1, tokens.shape[1], dtype=torch.int64),
+                    **{name: value[row : row + 1] for name, value in inputs.items()},
                     decoder_input_ids=ids[None, :-1],
                     use_cache=False,
                 ).logits[0]
