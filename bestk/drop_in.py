@@ -21,14 +21,19 @@ from transformers.generation.utils import (
     GenerateBeamEncoderDecoderOutput,
 )
 
+from bestk.backends.transformers.seq2seq import Seq2SeqBackend
+from bestk.backends.transformers.sources import Encoded
 from bestk.config import SearchConfig
+from bestk.encoder_decoder import EncoderDecoderModel
 from bestk.errors import OptionError
+from bestk.finish import Finish
 from bestk.generation_fields import check
 from bestk.language_model import LanguageModel
 from bestk.loading import from_transformers
 from bestk.processing.hooks import Hooks
-from bestk.result import Hypothesis
+from bestk.result import Hypothesis, SearchResult
 from bestk.run import Run
+from bestk.selection import DIVERSITY
 
 logger = logging.getLogger("bestk")
 
@@ -36,6 +41,7 @@ logger = logging.getLogger("bestk")
 _OWN_KWARGS = frozenset(
     {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
     | {"encoder_outputs", "decoder_attention_mask"}
+    | {"global_attention_mask"}  # LED's encoder has read it
 )
 # Fields of SearchConfig that generate takes as fields of its own config.
 _OF_GENERATE = frozenset(vars(GenerationConfig()))  # type: ignore[no-untyped-call]
@@ -66,6 +72,9 @@ def generate(
     generation_config: Any = None,
     *,
     num_texts: int | None = None,
+    select: str = "best",
+    diversity: float = DIVERSITY,
+    rerank: Any = None,
     text_tokenizer: Any = None,
     inputs_tensor: Tensor | None = None,
     **options: Any,
@@ -73,13 +82,18 @@ def generate(
     """Search instead of `generate`'s decoding loop; call it through `custom_generate`.
 
     Returns `num_texts` rows per prompt, best first. A prompt with fewer texts has rows of padding
-    after them, with a score of −inf. Options are those of `SearchConfig` that `generate` does not
-    know; `text_tokenizer` is for those that need text (`stop`, `bad_words`) and merges token
+    after them, with a score of −inf. `select`, `diversity` and `rerank` choose and order the texts
+    as in `bestk.search`. Options are those of `SearchConfig` that `generate` does not know;
+    `text_tokenizer` is for all that needs text (`stop`, `bad_words`, `rerank`) and merges token
     sequences that read the same.
     """
     settings, model_kwargs = _split(options)
     request = _Request(model, input_ids, generation_config, inputs_tensor, model_kwargs)
     request.check()
+    if rerank is not None and text_tokenizer is None:
+        raise OptionError("rerank judges texts: give text_tokenizer=tokenizer too")
+    num_texts = _num_texts(num_texts, generation_config)
+    finish = Finish(rerank=rerank, num_texts=num_texts, select=select, diversity=diversity)
     lm = request.language_model(text_tokenizer)
     run = Run(
         lm,
@@ -95,8 +109,10 @@ def generate(
     for _ in run:
         pass
     exponent = None if "rank_by" in settings else float(generation_config.length_penalty)
-    found = [_ranked(result.hypotheses, exponent) for result in run.results(keep_tree=False)]
-    return request.output(found, _num_texts(num_texts, generation_config))
+    found = [_ranked(result, exponent) for result in run.results(keep_tree=False)]
+    if rerank is not None:
+        found = [_readable(result, lm) for result in found]
+    return request.output([finish(result).hypotheses for result in found], num_texts)
 
 
 @dataclass
@@ -143,16 +159,11 @@ class _Request:
         """Wrap the model; what is learnt of it stays with it for the next call."""
         backend = self.model.__dict__.get("_bestk_backend")
         if backend is None:
-            backend = from_transformers(self.model).backend
+            backend = self._backend()
             self.model.__dict__["_bestk_backend"] = backend
         if self.is_encoder_decoder:
-            backend = EncodedBackend(
-                backend,
-                self.kwargs["encoder_outputs"],
-                self.repeats,
-                self._mask(),
-                self.input_ids[:: self.repeats].tolist(),
-            )
+            encoded: Any = EncodedBackend(backend, self._encoded(backend.device))
+            return EncoderDecoderModel(encoded, tokenizer)
         return LanguageModel(backend, tokenizer)
 
     def prompts(self) -> list[list[int]]:
@@ -187,22 +198,22 @@ class _Request:
         tokens = self.config._eos_token_tensor
         return () if tokens is None else tuple(tokens.flatten().tolist())
 
-    def output(self, found: list[list[tuple[Hypothesis, float]]], num_texts: int) -> Any:
+    def output(self, kept: Sequence[Sequence[Hypothesis]], num_texts: int) -> Any:
         """Lay texts out as beam search does: one row each, `num_texts` per prompt."""
         starts = self.input_ids[:: self.repeats]
         pad = self.config._pad_token_tensor
         fill = 0 if pad is None else int(pad)
-        kept = [texts[:num_texts] for texts in found]
-        longest = max((text.num_tokens for row in kept for text, _ in row), default=0)
+        longest = max((text.num_tokens for row in kept for text in row), default=0)
         shape = len(kept), num_texts, starts.shape[1] + longest
         sequences = torch.full(shape, fill, dtype=torch.int64, device=starts.device)
         scores = torch.full(shape[:2], -torch.inf, device=starts.device)
         for row, texts in enumerate(kept):
-            for number, (text, score) in enumerate(texts):
+            for number, text in enumerate(texts):
                 end = starts.shape[1] + text.num_tokens
                 ids = torch.tensor(text.token_ids, device=starts.device)
                 sequences[row, number, :end] = torch.cat([starts[row], ids])
-                scores[row, number] = score
+                rerank_score = text.rerank_score
+                scores[row, number] = text.score if rerank_score is None else rerank_score
         num_found = torch.tensor([len(texts) for texts in kept], device=starts.device)
         if bool((num_found < num_texts).any()):
             logger.warning(
@@ -222,6 +233,34 @@ class _Request:
             num_found=num_found,
         )
 
+    def _backend(self) -> Any:
+        if not self.is_encoder_decoder:
+            return from_transformers(self.model).backend
+        # The sources bring their decoder ids, and generate's processors rule tokens out.
+        start = self.input_ids[0].tolist()
+        return Seq2SeqBackend(self.model.eval(), decoder_prompt=start, has_rules=False)
+
+    def _encoded(self, device: torch.device) -> list[Encoded]:
+        """Return every source as generate has encoded it, without padding on either side."""
+        output, mask = self.kwargs["encoder_outputs"], self._mask()
+        hidden, starts = output.last_hidden_state, self.input_ids.tolist()
+        if mask is None:
+            mask = torch.ones(hidden.shape[:2], dtype=torch.bool)[:: self.repeats]
+        if (len(mask) * self.repeats, mask.shape[1]) != tuple(hidden.shape[:2]):
+            raise OptionError(
+                f"attention_mask of shape {tuple(self.kwargs['attention_mask'].shape)} does not "
+                f"fit what the encoder returned, {tuple(hidden.shape[:2])}: use bestk.search"
+            )
+        return [
+            Encoded(row[keep][None], None, [start], type(output))
+            for row, keep, start in zip(
+                hidden[:: self.repeats].to(device),
+                mask.to(device),
+                starts[:: self.repeats],
+                strict=True,
+            )
+        ]
+
     def _mask(self) -> Tensor | None:
         """Say which tokens of the prompts, or of the sources, are not padding."""
         mask = self.kwargs.get("attention_mask")
@@ -240,35 +279,24 @@ class _Request:
 
 
 class EncodedBackend:
-    """An encoder-decoder whose sources `generate` has encoded; texts follow its decoder ids."""
+    """An encoder-decoder over sources that `generate` has encoded, each with its decoder ids."""
 
-    def __init__(
-        self,
-        backend: Any,
-        encoder_outputs: Any,
-        repeats: int,
-        mask: Tensor | None,
-        decoder_prompts: list[list[int]],
-    ) -> None:
+    def __init__(self, backend: Seq2SeqBackend, sources: Sequence[Encoded]) -> None:
         self.backend = backend
-        hidden = encoder_outputs.last_hidden_state[::repeats]
-        self.encoder_outputs = type(encoder_outputs)(last_hidden_state=hidden)
-        self.mask = mask
-        self.decoder_prompts = decoder_prompts
+        self.sources = sources
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
 
     @property
-    def decoder_prompt(self) -> list[int]:
+    def decoder_prompt(self) -> tuple[int, ...]:
         """Return the decoder ids of the first source: all have one length."""
-        return self.decoder_prompts[0]
+        return tuple(self.sources[0].prompts[0])
 
     def start(self, prompts: Sequence[Any], room: Any, shaper: Any = None) -> Any:
         """Open a session over what was encoded; the sources themselves are not read again."""
-        return self.backend.start_encoded(
-            prompts[0], self.encoder_outputs, self.mask, self.decoder_prompts, room, shaper
-        )
+        assert len(prompts) == len(self.sources)
+        return self.backend.start(self.sources, room, shaper)
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -284,14 +312,21 @@ def _num_texts(num_texts: int | None, config: Any) -> int:
     return num_texts
 
 
-def _ranked(
-    hypotheses: Sequence[Hypothesis], exponent: float | None
-) -> list[tuple[Hypothesis, float]]:
-    """Order texts by score, or as beam search does: log-probability over length^length_penalty."""
+def _ranked(result: SearchResult, exponent: float | None) -> SearchResult:
+    """Score texts as beam search does, unless told not to: log_prob / length^length_penalty."""
     if exponent is None:
-        return [(text, text.score) for text in hypotheses]
-    scored = [(text, text.log_prob / text.num_tokens**exponent) for text in hypotheses]
-    return sorted(scored, key=lambda pair: -pair[1])
+        return result
+    scored = [
+        dataclasses.replace(text, score=text.log_prob / text.num_tokens**exponent)
+        for text in result.hypotheses
+    ]
+    return dataclasses.replace(result, hypotheses=tuple(sorted(scored, key=lambda t: -t.score)))
+
+
+def _readable(result: SearchResult, lm: LanguageModel) -> SearchResult:
+    """Give rerankers the prompt as text."""
+    (text,) = lm.decode([result.prompt])
+    return dataclasses.replace(result, prompt=text)
 
 
 def _signature() -> inspect.Signature:

@@ -65,9 +65,9 @@ class Run:
         try:
             session = self.lm.backend.start(self.prompt_ids, self.searches.room, self.shaper)
             # An encoder-decoder's texts follow on its decoder's prompt, which the session knows.
-            decoder_prompts = getattr(session, "decoder_prompts", self.prompt_ids)
+            tell = getattr(session, "decoder_prompts", None)
             sources = [ids if isinstance(ids, list) else [] for ids in self.prompt_ids]
-            self.contexts.fill(decoder_prompts, sources)
+            self.contexts.fill(sources if tell is None else tell(), sources)
             self._steps = run(session, self.searches)
             for step in self._steps:
                 self.seconds = time.perf_counter() - self.started

@@ -20,6 +20,7 @@ from bestk.config import SearchConfig
 from bestk.drop_in import OPTIONS
 from bestk.errors import OptionError
 from bestk.generation_fields import FIELDS, Treatment
+from bestk.selection import select
 
 VOCAB, EOS, PAD = 24, 0, 1
 ROOT = Path(__file__).parent.parent
@@ -326,6 +327,53 @@ def test_text_options_need_the_tokenizer(model: Any) -> None:
         run(model, bad_words=[letter])
 
 
+def test_texts_that_differ(model: Any) -> None:
+    """`select` and `diversity` as in `bestk.selection`, by beam search's scores."""
+    pool = run(model, num_texts=100, return_dict_in_generate=True)
+    chosen = run(model, num_texts=4, select="diverse", diversity=0.9, return_dict_in_generate=True)
+    plain = run(model, num_texts=4)
+    assert not torch.equal(chosen.sequences, plain)
+    for row in range(2):
+        texts = texts_of(pool.sequences[100 * row : 100 * row + 100], 5)
+        scores = pool.sequences_scores[100 * row : 100 * row + 100].tolist()
+        found = [
+            bestk.Hypothesis(
+                text=" ".join(map(str, ids)),
+                score=score,
+                log_prob=0.0,
+                token_ids=ids,
+                log_probs=(),
+                step=0,
+            )
+            for ids, score in zip(texts, scores, strict=True)
+            if ids
+        ]
+        expected = select(found, 4, "diverse", diversity=0.9)
+        rows = slice(4 * row, 4 * row + 4)
+        assert texts_of(chosen.sequences[rows], 5) == [text.token_ids for text in expected]
+        assert chosen.sequences_scores[rows].tolist() == pytest.approx(
+            [text.score for text in expected]
+        )
+
+
+def test_rerank(model: Any) -> None:
+    asked: set[str] = set()
+
+    def shortest(prompt: str, text: str) -> float:
+        asked.add(prompt)
+        return -float(len(text))
+
+    options: dict[str, Any] = {"rerank": shortest, "num_texts": 4}
+    output = run(model, text_tokenizer=Letters(), return_dict_in_generate=True, **options)
+    lengths = [len([token for token in row[5:] if token > 1]) for row in output.sequences.tolist()]
+    assert output.sequences_scores.tolist() == [-float(length) for length in lengths]
+    assert lengths[:4] == sorted(lengths[:4])
+    assert lengths[4:] == sorted(lengths[4:])
+    assert asked == set(Letters().batch_decode(WHOLE.tolist(), True))
+    with pytest.raises(OptionError, match="text_tokenizer"):
+        run(model, **options)
+
+
 def test_the_backend_is_kept(model: Any) -> None:
     run(model)
     backend = model.__dict__["_bestk_backend"]
@@ -468,6 +516,8 @@ def test_warnings_through_generate(
         ({"position_ids": torch.tensor([[1, 2, 3, 4, 5]] * 2)}, "position_ids"),
         ({"num_texts": 0}, "num_texts must be"),
         ({"num_texts": True}, "num_texts must be"),
+        ({"select": "divers"}, "unknown select"),
+        ({"diversity": 2}, "diversity goes from 0"),
         ({"k": 0}, "k must be at least 1"),
     ],
     ids=str,
@@ -558,6 +608,8 @@ def test_page_runs(smollm2: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
     exec(blocks["With scores"][0], scope)
     assert scope["output"].num_found.shape == (2,)
     exec(blocks["Options"][0], scope)
+    assert len(scope["output"]) == 10
+    exec(blocks["Options"][1], scope)
     assert len(scope["output"]) == 10
     exec(blocks["Processors and stopping criteria"][0], scope)
     assert "|hooks:MinPLogitsWarper,StopStringCriteria|" in scope["result"].signature

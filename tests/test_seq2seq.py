@@ -14,7 +14,7 @@ from tiny_seq2seq import FALLBACK, SOURCES, TREE, VOCAB, source_options, sources
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bestk
-from bestk.backends.base import Room
+from bestk.backends.base import Group, Room
 from bestk.backends.transformers import adapters
 from bestk.backends.transformers.cache import Layout
 from bestk.backends.transformers.probe import probe_group
@@ -197,10 +197,12 @@ class Waiting(TorchDispatchMode):
 @pytest.mark.parametrize("family", [f for f in TREE if f != "led"])
 def test_expanding_never_waits_for_the_device(family: str, monkeypatch: Any) -> None:
     """Else a step could not be captured as a CUDA graph."""
-    advance = Layout.advance  # a CPU looks at how far the slots go, which costs it nothing
-    monkeypatch.setattr(
-        Layout, "advance", lambda layout, group, **_: advance(layout, group, reads_all=True)
-    )
+
+    def advance(layout: Layout, group: Group) -> None:
+        """Keep all in view; a CPU looks at how far the slots go, which costs it nothing."""
+        layout.write, layout.used = layout.place(group.slot), layout.size
+
+    monkeypatch.setattr(Layout, "advance", advance)
     lm = bestk.from_transformers(tiny(family))
     sources = sources_for(family)
     session = lm.backend.start(sources, Room(width=2, capacity=9, depth=4, num_children=3))

@@ -37,7 +37,8 @@ class Seq2SeqBackend:
     """Any encoder-decoder with a language head: T5, BART, Marian, NLLB, Whisper and their kin.
 
     `decoder_prompt` are the tokens that every text starts with, by default those that the model's
-    generation config asks for. They are not part of the hypotheses.
+    generation config asks for. They are not part of the hypotheses. Without `has_rules` no token is
+    ruled out: that is then left to processors.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class Seq2SeqBackend:
         model: Any,
         name: str | None = None,
         decoder_prompt: Sequence[int | None] | None = None,
+        *,
+        has_rules: bool = True,
     ) -> None:
-        self.checkpoint = Seq2SeqCheckpoint(model, name, decoder_prompt)
+        self.checkpoint = Seq2SeqCheckpoint(model, name, decoder_prompt, has_rules=has_rules)
         self.name = self.checkpoint.name
         self.vocab_size = self.checkpoint.vocab_size
         self.eos_ids = self.checkpoint.eos_ids
@@ -68,7 +71,7 @@ class Seq2SeqBackend:
 
     def start(self, prompts: Sequence[Any], room: Room, shaper: Shaper | None = None) -> Session:
         """Open a session over sources: token ids, tensors of features, or `Encoded` of one row."""
-        obstacle = self.obstacle(prompts[0], len(self.decoder_prompt) + room.depth)
+        obstacle = self.obstacle(prompts[0], self.checkpoint.prompt_size(prompts[0]) + room.depth)
         if obstacle is None:
             return Seq2SeqTreeSession(self.checkpoint, prompts, room, shaper)
         if obstacle not in self._noticed:
@@ -117,7 +120,7 @@ class Seq2SeqTreeSession:
         self.shaper = shaper
         self.num_children = room.num_children
         self.forbidden = Forbidden(checkpoint)
-        batch, size, device = len(sources), len(checkpoint.prompt), checkpoint.device
+        batch, size, device = len(sources), checkpoint.prompt_size(sources[0]), checkpoint.device
         self.tokens = torch.zeros(batch, size, dtype=torch.int64, device=device)
         self.layout = Layout(
             prompt_length=torch.full((batch,), size, device=device),
@@ -138,6 +141,13 @@ class Seq2SeqTreeSession:
     def is_static(self) -> bool:
         """Say whether `expand` runs the same kernels at every step, as a CUDA graph needs."""
         return self.layout.with_kernel and self.shaper is None
+
+    @torch.inference_mode()
+    def decoder_prompts(self) -> list[list[int]]:
+        """Return what the texts of each search follow on; `root` need not encode twice for it."""
+        sources, prompts = self.checkpoint.told(list(self.sources.values()))
+        self.sources = dict(zip(self.sources, sources, strict=True))
+        return prompts
 
     def root(self, group: Group) -> Children:
         """Encode the sources and read the decoder's prompts; the last token gives the children."""
@@ -241,10 +251,17 @@ class Seq2SeqPrefixSession(PrefixSession):
         shaper: Shaper | None = None,
     ) -> None:
         super().__init__(checkpoint, [[] for _ in sources], room.num_children, shaper)
-        self.model = checkpoint
+        self.checkpoint: Seq2SeqCheckpoint = checkpoint
         self.sources: dict[int, Source] = dict(enumerate(sources))
         self.parts: dict[int, Encoded] = {}
         self.forbidden = Forbidden(checkpoint)
+
+    @torch.inference_mode()
+    def decoder_prompts(self) -> list[list[int]]:
+        """Return what the texts of each search follow on; `root` need not encode twice for it."""
+        sources, prompts = self.checkpoint.told(list(self.sources.values()))
+        self.sources = dict(zip(self.sources, sources, strict=True))
+        return prompts
 
     def root(self, group: Group) -> Children:
         """Encode the sources and read the decoder's prompts."""
@@ -253,10 +270,10 @@ class Seq2SeqPrefixSession(PrefixSession):
     @torch.inference_mode()
     def refill(self, group: Group, sources: Mapping[int, Source]) -> Children:
         """Read new sources for some of the searches; the other rows of the result mean nothing."""
-        encoded = self.model.encode(list(sources.values()))
-        for row, hidden, prompt in zip(sources, encoded.rows(), encoded.prompts, strict=True):
-            self.parts[row] = Encoded(hidden[None], None, [prompt], encoded.kind)
-            self.prompts[row] = prompt
+        encoded = self.checkpoint.encode(list(sources.values()))
+        for row, part in zip(sources, encoded.parts(), strict=True):
+            self.parts[row] = part
+            self.prompts[row] = part.prompts[0]
         self.encoded = Encoded.joined([self.parts[row] for row in sorted(self.parts)])
         rows = torch.arange(len(self.prompts), device=group.slot.device)
         logits = self.forbidden.at_start(self.read(self.prompts, rows)[:, None])
@@ -270,7 +287,7 @@ class Seq2SeqPrefixSession(PrefixSession):
 
     def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
         """Return the logits after each decoder sequence, given the source of its row."""
-        return self.model.read(self.encoded, sequences, rows)
+        return self.checkpoint.read(self.encoded, sequences, rows)
 
 
 class Forbidden:
@@ -280,11 +297,10 @@ class Forbidden:
     """
 
     def __init__(self, checkpoint: Seq2SeqCheckpoint) -> None:
-        model = checkpoint.model
-        words = setting(model, "bad_words_ids") or []
+        words = _listed(checkpoint, "bad_words_ids")
         always = {word[0] for word in words if len(word) == 1}
-        always |= set(setting(model, "suppress_tokens") or [])
-        first = always | set(setting(model, "begin_suppress_tokens") or [])
+        always |= set(_listed(checkpoint, "suppress_tokens"))
+        first = always | set(_listed(checkpoint, "begin_suppress_tokens"))
         self._later = _is_listed(always, checkpoint)
         self._at_start = _is_listed(first, checkpoint)
 
@@ -306,6 +322,10 @@ def _doubled(group: Group, scratch: int) -> Group:
     columns = {field.name: twice(getattr(group, field.name)) for field in fields(group)}
     columns["slot"] = torch.cat([group.slot, torch.full_like(group.slot, scratch)], dim=1)
     return Group(**columns)
+
+
+def _listed(checkpoint: Seq2SeqCheckpoint, name: str) -> list[Any]:
+    return (setting(checkpoint.model, name) or []) if checkpoint.has_rules else []
 
 
 def _is_listed(tokens: set[int], checkpoint: Seq2SeqCheckpoint) -> Bool[Tensor, " vocab"] | None:

@@ -24,7 +24,10 @@ _SPARSE = ("attention_window", "encoder_attention_type", "block_size")
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch of sources as the decoder sees them, padded on the right."""
+    """A batch of sources as the decoder sees them, padded on the right.
+
+    All of `prompts` have one length; sources that come encoded bring their own.
+    """
 
     hidden: Float[Tensor, "batch places size"]
     mask: Bool[Tensor, "batch places"] | None  # None where no row is padded
@@ -45,6 +48,13 @@ class Encoded:
 
     def __len__(self) -> int:
         return self.hidden.shape[1]
+
+    def parts(self) -> list[Encoded]:
+        """Return each source as a batch of its own; `joined` puts them together again."""
+        return [
+            Encoded(hidden[None], None, [prompt], self.kind)
+            for hidden, prompt in zip(self.rows(), self.prompts, strict=True)
+        ]
 
     def rows(self) -> list[Float[Tensor, "places size"]]:
         """Return each source's own part, without its padding."""
@@ -71,10 +81,16 @@ class Seq2SeqCheckpoint(Checkpoint):
     token_input = "decoder_input_ids"
 
     def __init__(
-        self, model: Any, name: str | None = None, prompt: Sequence[int | None] | None = None
+        self,
+        model: Any,
+        name: str | None = None,
+        prompt: Sequence[int | None] | None = None,
+        *,
+        has_rules: bool = True,
     ) -> None:
         super().__init__(model, name)
         self.prompt: DecoderPrompt = decoder_prompt(model) if prompt is None else list(prompt)
+        self.has_rules = has_rules  # whether the generation config rules tokens out
         self.source_input = str(getattr(model, "main_input_name", "input_ids"))
         self.can_pad = not any(getattr(model.config, name, None) for name in _SPARSE)
         # What the probe may find to be wrong:
@@ -112,6 +128,19 @@ class Seq2SeqCheckpoint(Checkpoint):
         if padding is not None:
             tokens = tokens.where(mask, padding)
         return self._run_encoder(tokens, mask)
+
+    def prompt_size(self, source: Source) -> int:
+        """Count the decoder's tokens before a text."""
+        return len(source.prompts[0] if isinstance(source, Encoded) else self.prompt)
+
+    def told(self, sources: Sequence[Source]) -> tuple[Sequence[Source], list[list[int]]]:
+        """Return the decoder's prompts, with the sources encoded if that takes their languages."""
+        if None in self.prompt and not isinstance(sources[0], Encoded):
+            sources = self.encode(sources).parts()
+        known = [token for token in self.prompt if token is not None]
+        return sources, [
+            source.prompts[0] if isinstance(source, Encoded) else known for source in sources
+        ]
 
     def read(
         self, encoded: Encoded, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
