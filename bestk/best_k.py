@@ -328,7 +328,7 @@ class Searches:
             score = scoring.length_normalised(log_prob, length, self.powers)
         if bonus is not None:
             score = score + bonus
-        return Nodes(
+        return Nodes.of(
             is_open=opens.flatten(1),
             token=children.token.flatten(1),
             parent=group.slot[..., None].expand(shape).flatten(1),
@@ -348,16 +348,15 @@ class Searches:
         too_long: Bool[Tensor, "batch group children"],
         opens: Bool[Tensor, "batch group children"],
     ) -> None:
-        mass = log_prob.exp()
-        completed = (mass * complete).sum(dim=(1, 2))
-        truncated = (mass * too_long).sum(dim=(1, 2))
-        opened = (mass * opens).sum(dim=(1, 2))
+        kinds = torch.stack([complete, too_long, opens])
+        completed, truncated, opened = (log_prob.exp() * kinds).sum(dim=(2, 3)).unbind()
+        counts = kinds.sum(dim=(2, 3))
         whole = (group.log_prob.exp() * group.is_valid).sum(dim=1)
         self.ledger.completed += completed
         self.ledger.truncated += truncated
         self.ledger.pruned_prob += whole - completed - truncated - opened
-        self.num_completions += complete.sum(dim=(1, 2))
-        self.num_truncated += too_long.sum(dim=(1, 2))
+        self.num_completions += counts[0]
+        self.num_truncated += counts[1]
 
     def _account_dropped(self, dropped: Nodes) -> None:
         self.tree.mark(dropped.parent, dropped.child, State.DROPPED, dropped.is_open)

@@ -7,7 +7,7 @@ the design says, and nothing else has to. Knows neither probabilities nor text, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,33 +15,94 @@ from torch import Tensor
 
 from bestk import scoring
 
+_WHOLES = ("token", "parent", "child", "depth", "step")  # child: which child of its parent
+_REALS = ("score", "log_prob", "last_log_prob")
+
 
 @dataclass
 class Nodes:
-    """Columns of unopened nodes; places where `is_open` is false are empty."""
+    """Columns of unopened nodes; places where `is_open` is false are empty.
+
+    The columns lie side by side in two tensors, so that moving nodes costs a GPU few launches.
+    """
 
     is_open: Bool[Tensor, "batch nodes"]
-    token: Int[Tensor, "batch nodes"]
-    parent: Int[Tensor, "batch nodes"]
-    child: Int[Tensor, "batch nodes"]  # which child of its parent
-    depth: Int[Tensor, "batch nodes"]
-    step: Int[Tensor, "batch nodes"]
-    score: Float[Tensor, "batch nodes"]
-    log_prob: Float[Tensor, "batch nodes"]
-    last_log_prob: Float[Tensor, "batch nodes"]
+    whole: Int[Tensor, "batch wholes nodes"]
+    real: Float[Tensor, "batch reals nodes"]
 
-    def take(self, index: Int[Tensor, "batch picked"]) -> Nodes:
-        """Pick nodes by position."""
-        return Nodes(**{f.name: getattr(self, f.name).gather(1, index) for f in fields(self)})
+    @staticmethod
+    def of(is_open: Bool[Tensor, "batch nodes"], **columns: Tensor) -> Nodes:
+        """Put columns together by their names."""
+        return Nodes(
+            is_open=is_open,
+            whole=torch.stack([columns[name] for name in _WHOLES], dim=1),
+            real=torch.stack([columns[name] for name in _REALS], dim=1),
+        )
 
     @staticmethod
     def empty(batch: int, size: int, device: torch.device) -> Nodes:
         """Make columns with no node in them."""
-        whole = torch.zeros(batch, size, dtype=torch.int64, device=device)
-        real = torch.zeros(batch, size, dtype=torch.float64, device=device)
-        integers = {name: whole.clone() for name in ("token", "parent", "child", "depth", "step")}
-        reals = {name: real.clone() for name in ("score", "log_prob", "last_log_prob")}
-        return Nodes(is_open=torch.zeros_like(whole, dtype=torch.bool), **integers, **reals)
+        return Nodes(
+            is_open=torch.zeros(batch, size, dtype=torch.bool, device=device),
+            whole=torch.zeros(batch, len(_WHOLES), size, dtype=torch.int64, device=device),
+            real=torch.zeros(batch, len(_REALS), size, dtype=torch.float64, device=device),
+        )
+
+    @staticmethod
+    def joined(one: Nodes, other: Nodes) -> Nodes:
+        """Append nodes to nodes."""
+        return Nodes(
+            is_open=torch.cat([one.is_open, other.is_open], dim=1),
+            whole=torch.cat([one.whole, other.whole], dim=2),
+            real=torch.cat([one.real, other.real], dim=2),
+        )
+
+    def take(self, index: Int[Tensor, "batch picked"]) -> Nodes:
+        """Pick nodes by position."""
+        wide = index[:, None]
+        return Nodes(
+            is_open=self.is_open.gather(1, index),
+            whole=self.whole.gather(2, wide.expand(-1, len(_WHOLES), -1)),
+            real=self.real.gather(2, wide.expand(-1, len(_REALS), -1)),
+        )
+
+    def replace(self, other: Nodes) -> None:
+        """Become other nodes, in the same memory."""
+        self.is_open.copy_(other.is_open)
+        self.whole.copy_(other.whole)
+        self.real.copy_(other.real)
+
+    @property
+    def token(self) -> Int[Tensor, "batch nodes"]:
+        return self.whole[:, 0]
+
+    @property
+    def parent(self) -> Int[Tensor, "batch nodes"]:
+        return self.whole[:, 1]
+
+    @property
+    def child(self) -> Int[Tensor, "batch nodes"]:
+        return self.whole[:, 2]
+
+    @property
+    def depth(self) -> Int[Tensor, "batch nodes"]:
+        return self.whole[:, 3]
+
+    @property
+    def step(self) -> Int[Tensor, "batch nodes"]:
+        return self.whole[:, 4]
+
+    @property
+    def score(self) -> Float[Tensor, "batch nodes"]:
+        return self.real[:, 0]
+
+    @property
+    def log_prob(self) -> Float[Tensor, "batch nodes"]:
+        return self.real[:, 1]
+
+    @property
+    def last_log_prob(self) -> Float[Tensor, "batch nodes"]:
+        return self.real[:, 2]
 
 
 class Frontier:
@@ -67,13 +128,7 @@ class Frontier:
 
     def push(self, found: Nodes, next_clock: Int[Tensor, " batch"]) -> Nodes:
         """Add nodes, keep the best by their priority at the next pop, return the ones dropped."""
-        found = canonical(found)
-        pool = Nodes(
-            **{
-                f.name: torch.cat([getattr(self.nodes, f.name), getattr(found, f.name)], dim=1)
-                for f in fields(found)
-            }
-        )
+        pool = Nodes.joined(self.nodes, canonical(found))
         age = (next_clock[:, None] - pool.step).clamp(0, len(self.decays) - 1)
         priority = scoring.priority(pool.score, age, self.decays)
         priority = priority.masked_fill(~pool.is_open, -torch.inf)
@@ -82,12 +137,16 @@ class Frontier:
         best, rest = order[:, : self.size], order[:, self.size :]
         dropped = pool.take(rest)
 
-        # Back to the tie order, and remember where each rank went.
-        best, rank = best.sort(dim=1)
-        kept = pool.take(best)
-        for f in fields(kept):
-            getattr(self.nodes, f.name).copy_(getattr(kept, f.name))
-        self.order.scatter_(1, rank, torch.arange(self.size, device=rank.device).expand_as(rank))
+        # Back to the tie order: what is kept moves up, and each rank remembers where it went.
+        is_kept = torch.zeros_like(pool.is_open).scatter_(1, best, True)
+        position = is_kept.cumsum(dim=1) - 1
+        target = torch.where(is_kept, position, self.size)  # the rest goes past the end
+        source = target.new_zeros(len(target), self.size + 1)
+        source.scatter_(
+            1, target, torch.arange(target.shape[1], device=target.device).expand_as(target)
+        )
+        self.nodes.replace(pool.take(source[:, : self.size]))
+        self.order.copy_(position.gather(1, best))
         self.priority.copy_(priority[:, : self.size])  # by rank
         return dropped
 

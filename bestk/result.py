@@ -6,11 +6,12 @@ Knows texts only as strings that somebody else decoded.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,29 @@ class Hypothesis:
     def num_tokens(self) -> int:
         """Count the tokens, the one that completed the text included."""
         return len(self.token_ids)
+
+
+class LazyTexts(Mapping[int, str]):
+    """How to show the tokens of a tree, looked up when somebody first asks."""
+
+    def __init__(
+        self, lookup: Callable[[Sequence[int]], dict[int, str]], record: TreeRecord
+    ) -> None:
+        self._lookup = lookup
+        self._record = record
+
+    @functools.cached_property
+    def _texts(self) -> dict[int, str]:
+        return self._lookup(self._record.child_token.tolist())
+
+    def __getitem__(self, token: int) -> str:
+        return self._texts[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,11 +274,7 @@ def collect(
                 else emptiness(searches.config, reasons[row], num_truncated[row], bounds[row]),
                 tree=record if keep_tree else None,
                 raw=tuple(found),
-                token_texts=(
-                    token_texts(record.child_token.tolist())
-                    if keep_tree and token_texts is not None
-                    else {}
-                ),
+                token_texts=LazyTexts(token_texts, record) if keep_tree and token_texts else {},
             )
         )
     return results

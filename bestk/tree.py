@@ -48,14 +48,12 @@ class Tree:
         def column(*shape: int, fill: int | float = -1, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.full((batch, capacity + 1, *shape), fill, dtype=dtype, device=device)
 
-        self.token: Int[Tensor, "batch slots"] = column()
-        self.parent: Int[Tensor, "batch slots"] = column()
-        self.depth: Int[Tensor, "batch slots"] = column(fill=0)
-        self.step: Int[Tensor, "batch slots"] = column()  # found
-        self.expanded_at: Int[Tensor, "batch slots"] = column()
-        self.log_prob: Float[Tensor, "batch slots"] = column(fill=0, dtype=torch.float64)
-        self.last_log_prob: Float[Tensor, "batch slots"] = column(fill=0, dtype=torch.float64)
-        self.priority: Float[Tensor, "batch slots"] = column(fill=0, dtype=torch.float64)
+        # Columns of one kind lie side by side, so that a node is written in two launches.
+        self._whole: Int[Tensor, "batch slots 5"] = column(5)
+        self._real: Float[Tensor, "batch slots 3"] = column(3, fill=0, dtype=torch.float64)
+        self.token, self.parent, self.depth, self.step, self.expanded_at = self._whole.unbind(-1)
+        self.log_prob, self.last_log_prob, self.priority = self._real.unbind(-1)
+        self.depth.fill_(0)  # step: found at; expanded_at: popped at
         self.path: Int[Tensor, "batch slots depth"] = column(depth)
         self.child_token: Int[Tensor, "batch slots children"] = column(num_children)
         self.child_log_prob: Float[Tensor, "batch slots children"] = column(
@@ -102,14 +100,11 @@ class Tree:
         places = torch.arange(token.shape[1], device=token.device)
         slot = torch.where(is_valid, self.count[:, None] + places, self.capacity)
         parent = torch.where(is_valid, parent, 0)
-        self.token.scatter_(1, slot, token)
-        self.parent.scatter_(1, slot, parent)
-        self.depth.scatter_(1, slot, depth)
-        self.step.scatter_(1, slot, step)
-        self.log_prob.scatter_(1, slot, log_prob)
-        self.last_log_prob.scatter_(1, slot, last_log_prob)
-        self.priority.scatter_(1, slot, priority)
-        self.expanded_at.scatter_(1, slot, clock[:, None].expand_as(slot))
+        clocks = clock[:, None].expand_as(slot)
+        whole = torch.stack([token, parent, depth, step, clocks], dim=-1)
+        self._whole.scatter_(1, _wide(slot, self._whole), whole)
+        real = torch.stack([log_prob, last_log_prob, priority], dim=-1)
+        self._real.scatter_(1, _wide(slot, self._real), real)
         self.count += is_valid.sum(dim=1)
 
         path = self.path.gather(1, _wide(parent, self.path))  # [batch, group, depth]

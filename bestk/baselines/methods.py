@@ -153,8 +153,10 @@ def method_of(method: str | Method) -> Method:
     if method.lower() in by_name:
         return by_name[method.lower()]
     match = re.fullmatch(r"(b?ncls|b?typ)_?([0-9.]+)", method.lower())
+    if match is None:
+        return _not_found(method)
     try:
-        return _FAMILIES[match[1]](float(match[2])) if match else _not_found(method)
+        return _FAMILIES[match[1]](float(match[2]))
     except ValueError as error:
         raise OptionError(f"method {method!r} needs a probability mass: {error}") from None
 

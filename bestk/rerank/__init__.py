@@ -1,8 +1,9 @@
 """Putting texts in another order: by agreement, by a reward model, by COMET-QE, by a function."""
 
-from bestk.rerank.base import ByFunction, Reranker, rerank, reranker_of
+from bestk.rerank.base import ByFunction, Reranker
 from bestk.rerank.comet import CometQE
 from bestk.rerank.mbr import MBR
+from bestk.rerank.ordering import rerank, reranker_of
 from bestk.rerank.reward import RewardModel
 
 __all__ = [
