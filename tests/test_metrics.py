@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from wordnet import needs_wordnet
 
 from bestk.errors import MissingDataError, MissingExtraError, OptionError
 from bestk.evaluation.examples import Example, Pool
@@ -149,19 +150,6 @@ def test_rouge_equals_its_own_script(files: tuple[Path, Path], tmp_path: Path) -
 
 
 # --- METEOR
-
-
-def has_wordnet() -> bool:
-    try:
-        wordnet()
-    except (MissingDataError, MissingExtraError):
-        return False
-    return True
-
-
-needs_wordnet = pytest.mark.skipif(
-    not has_wordnet(), reason="needs WordNet: apt-get install wordnet-base"
-)
 
 
 @needs_wordnet
