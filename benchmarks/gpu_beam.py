@@ -13,6 +13,7 @@ import argparse
 import functools
 import gc
 import json
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -125,8 +126,15 @@ def beam(model: Any, ids: list[list[int]]) -> Callable[[], Any]:
     return work
 
 
-def search(lm: Any, ids: list[list[int]], k: int, batch: int, results: list[Any]) -> None:
-    results[:] = bestk.search(lm, ids, k=k, batch_size=batch, **SEARCH)
+def search(
+    lm: Any,
+    ids: list[list[int]],
+    k: int,
+    batch: int,
+    results: list[Any],
+    options: dict[str, Any] = SEARCH,
+) -> None:
+    results[:] = bestk.search(lm, ids, k=k, batch_size=batch, **options)
 
 
 def weight_bytes(model: Any, decoder_only: bool) -> int:
@@ -143,7 +151,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     causal = not model.config.is_encoder_decoder
     rows = []
     beams: dict[int, tuple[float, int]] = {}
-    for k, batch in [(10, 1), (5, 1), (10, 32)]:
+    for k, batch in [tuple(map(int, case.split("x"))) for case in args.cases]:
         ids = prompts(batch, args.length, model.config.get_text_config().vocab_size)
         if batch not in beams:
             work = beam(model, ids)
@@ -192,9 +200,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--cases", nargs="+", default=["10x1", "5x1", "10x32"], help="k x batch")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s, for the floor")
     parser.add_argument("--json")
     args = parser.parse_args()
+    logging.getLogger("bestk").setLevel(logging.ERROR)  # random weights complete no text
     rows = []
     for shape in args.shapes:
         rows += measure(shape, args)
