@@ -22,6 +22,7 @@ import torch
 import transformers
 
 import bestk
+from bestk.benchmark.instruments import peak, weight_bytes
 
 SEARCH = {"beam_size": 10, "max_new_tokens": 30, "min_prob": 0.0, "max_children": 20}
 LLAMA = {"max_position_embeddings": 4096, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
@@ -98,15 +99,6 @@ def timed(work: Callable[[], Any], repeats: int) -> tuple[float, float]:
     return times[0], statistics.median(times[2:])
 
 
-def peak(work: Callable[[], Any]) -> int:
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    work()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def beam(model: Any, ids: list[list[int]]) -> Callable[[], Any]:
     inputs = torch.tensor(ids, device="cuda")
     mask = torch.ones_like(inputs)
@@ -129,18 +121,9 @@ def search(lm: Any, ids: list[list[int]], k: int, batch: int, results: list[Any]
     results[:] = bestk.search(lm, ids, k=k, batch_size=batch, **SEARCH)
 
 
-def weight_bytes(model: Any, decoder_only: bool) -> int:
-    part = model if decoder_only else model.get_decoder()
-    total = sum(p.numel() * p.element_size() for p in part.parameters())
-    if not decoder_only or not model.config.tie_word_embeddings:
-        embedding = model.get_input_embeddings().weight
-        total -= embedding.numel() * embedding.element_size() if decoder_only else 0
-    return total
-
-
 def measure(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     model = build(shape, getattr(torch, args.dtype))
-    causal = not model.config.is_encoder_decoder
+    step_bytes, _ = weight_bytes(model)
     rows = []
     beams: dict[int, tuple[float, int]] = {}
     for k, batch in [(10, 1), (5, 1), (10, 32)]:
@@ -156,7 +139,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             work = functools.partial(search, lm, ids, k, batch, results)
             first, seconds = timed(work, args.repeats)
             steps = -(-(300 - 1) // k)
-            floor = weight_bytes(model, causal) * steps / (args.bandwidth * 1e12)
+            floor = step_bytes * steps / (args.bandwidth * 1e12)
             lm.lanes.clear()
             memory = peak(work)
             lm.lanes.clear()
