@@ -1,6 +1,7 @@
 """Best-k search against beam search on one GPU: same model, same budget, same process.
 
-    python benchmarks/gpu_beam.py --shapes llama-135m llama-1b llama-8b --json out.json
+    python benchmarks/gpu_beam.py --shapes llama-135m llama-1b llama-8b | tee llama.jsonl
+    python benchmarks/table.py llama.jsonl
 
 Random weights in the shapes of known models, bfloat16, b = 10, T = 30, prompts of 300 tokens;
 median of 5 after warm-up, prefill included. Every method spends its whole budget: beam search may
@@ -178,6 +179,12 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s, for the floor")
     parser.add_argument("--json")
     args = parser.parse_args()
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    print(json.dumps(machine), flush=True)
     rows = []
     for shape in args.shapes:
         rows += measure(shape, args)
@@ -185,7 +192,7 @@ def main() -> None:
         torch.cuda.empty_cache()
     if args.json:
         with open(args.json, "w") as file:  # noqa: PTH123
-            json.dump({"gpu": torch.cuda.get_device_name(), "rows": rows}, file, indent=1)
+            json.dump({**machine, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":
