@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from bestk.config import SearchConfig
+from bestk.config import DIVERSITY, SearchConfig
 from bestk.errors import OptionError, PromptError, SearchInterrupted
 from bestk.finish import Finish
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
@@ -18,7 +18,7 @@ from bestk.many import auto_batch_size, check_batch_size, encode_all, search_man
 from bestk.processing.hooks import AllowedTokensFn, Hooks
 from bestk.result import Hypothesis, SearchResult
 from bestk.run import Run
-from bestk.selection import DIVERSITY, Embed
+from bestk.selection import Embed
 
 if TYPE_CHECKING:
     from bestk.rerank import Reranker

@@ -20,6 +20,8 @@ DECAYS = ("power", "log", "none")
 RANKINGS = ("mean", "sum", "score", "step")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_MODEL = "smollm2"
+SELECTIONS = ("best", "diverse")
+DIVERSITY = 0.5  # weight of novelty where texts are to differ
 GRAMMARS = ("regex", "json_schema", "grammar")
 
 SHAPING = (

@@ -23,7 +23,7 @@ from transformers.generation.utils import (
 
 from bestk.backends.transformers.seq2seq import Seq2SeqBackend
 from bestk.backends.transformers.sources import Encoded
-from bestk.config import SearchConfig
+from bestk.config import DIVERSITY, SearchConfig
 from bestk.encoder_decoder import EncoderDecoderModel
 from bestk.errors import OptionError
 from bestk.finish import Finish
@@ -33,7 +33,6 @@ from bestk.loading import from_transformers
 from bestk.processing.hooks import Hooks
 from bestk.result import Hypothesis, SearchResult
 from bestk.run import Run
-from bestk.selection import DIVERSITY
 
 logger = logging.getLogger("bestk")
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bestk.config import DIVERSITY
 from bestk.result import SearchResult
-from bestk.selection import DIVERSITY, Embed, check_selection, narrow
+from bestk.selection import Embed, check_selection, narrow
 
 if TYPE_CHECKING:
     from bestk.rerank import Reranker

@@ -177,14 +177,15 @@ class SearchResult:
         """Return `to_json` as a string."""
         return json.dumps(self.to_json(tree=tree), ensure_ascii=False, indent=indent)
 
-    def brief(self, num_texts: int | None = None) -> dict[str, Any]:
+    def brief(self) -> dict[str, Any]:
         """Return what a reader of the texts needs, as plain data; `to_json` has everything."""
         data = self.to_json()
-        kept = ("text", "score", "log_prob", "num_tokens", "token_ids", "step")
-        found = data["hypotheses"][:num_texts]
+        kept = ["text", "score", "log_prob", "num_tokens", "token_ids", "step"]
+        if any(hypothesis.rerank_score is not None for hypothesis in self.hypotheses):
+            kept.append("rerank_score")
         return {
             "prompt": self.prompt,
-            "hypotheses": [{name: entry[name] for name in kept} for entry in found],
+            "hypotheses": [{name: entry[name] for name in kept} for entry in data["hypotheses"]],
             "mass": data["mass"],
             "cost": data["cost"],
             "signature": self.signature,

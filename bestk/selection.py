@@ -20,12 +20,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from bestk.config import DIVERSITY, SELECTIONS
 from bestk.errors import OptionError, unknown
 from bestk.ngrams import ORDERS, ngrams, words
 from bestk.result import Hypothesis, SearchResult
-
-SELECTIONS = ("best", "diverse")
-DIVERSITY = 0.5
 
 Embed = Callable[[list[str]], Any]  # texts to one vector each: lists, an array or a tensor
 

@@ -143,6 +143,40 @@ def test_num_texts_says_how_to_see_the_rest(cli: Any, lm: bestk.LanguageModel) -
     assert out.splitlines()[:2] == ["1  -0.511  blue sky", "4 more: -n 5 shows all"]
 
 
+def test_diverse_texts_are_those_of_search(cli: Any, lm: bestk.LanguageModel) -> None:
+    wanted = bestk.search(
+        lm, "x", beam_size=2, max_new_tokens=4, k=2, num_texts=3, select="diverse", diversity=0.9
+    )
+    assert wanted.texts != bestk.search(lm, "x", beam_size=2, max_new_tokens=4, k=2).texts[:3]
+    arguments = ("generate", *SMALL, "--select", "diverse", "--diversity", "0.9", "x")
+    data = json.loads(cli(*arguments, "-n", "3", "--json")[1])
+    assert [entry["text"] for entry in data["hypotheses"]] == wanted.texts
+    assert data["signature"] == wanted.signature
+    lines = cli(*arguments, "-n", "3")[1].splitlines()
+    assert [line.split("  ")[-1] for line in lines[:3]] == [text.strip() for text in wanted.texts]
+    assert lines[3] == "2 more: -n 5 shows all"
+    assert len(json.loads(cli(*arguments, "--json")[1])["hypotheses"]) == 5
+
+
+def test_reranked_texts_show_the_score_that_orders_them(
+    cli: Any, lm: bestk.LanguageModel, tmp_path: Path
+) -> None:
+    pytest.importorskip("sacrebleu", reason="needs the eval extra")
+    wanted = bestk.search(lm, "x", beam_size=2, max_new_tokens=4, k=2, rerank="mbr-chrf")
+    path = tmp_path / "result.json"
+    arguments = ("generate", *SMALL, "--rerank", "mbr-chrf", "-n", "2", "x")
+    lines = cli(*arguments, "--output", str(path))[1].splitlines()
+    assert [line.split()[1] for line in lines[:2]] == [
+        f"{h.rerank_score:.3f}" for h in wanted.hypotheses[:2]
+    ]
+    assert bestk.SearchResult.from_json(path.read_text()).texts == wanted.texts, "all are saved"
+    entries = json.loads(cli(*arguments, "--json")[1])["hypotheses"]
+    assert [entry["text"] for entry in entries] == wanted.texts[:2]
+    assert [entry["rerank_score"] for entry in entries] == [
+        h.rerank_score for h in wanted.hypotheses[:2]
+    ]
+
+
 def test_json_has_exactly_the_documented_keys(cli: Any, lm: bestk.LanguageModel) -> None:
     code, out, err = cli("generate", *SMALL, "--json", "colours")
     assert (code, err) == (0, "")
@@ -261,6 +295,10 @@ BAD = {
     ("generate", "--stop-id", "77", "x"): "stop_ids go from 0 to 4, got 77",
     ("generate", "--output", "/no/such/folder/x.json", "x"): "cannot write /no/such/folder/x.json",
     ("generate", "--stream", "--json", "x"): "give it without --json",
+    ("generate", "--stream", "--rerank", "mbr-chrf", "x"): "-n, --select, --rerank",
+    ("generate", "--select", "divers", "x"): "unknown select 'divers': did you mean 'diverse'?",
+    ("generate", "--diversity", "2", "x"): "diversity goes from 0 (quality alone) to 1, got 2",
+    ("generate", "--rerank", "mbr-chr", "x"): "unknown reranker 'mbr-chr': did you mean 'mbr-chrf'",
     ("genrate", "x"): "Did you mean 'generate'?",
     ("--verbos",): "unknown option '--verbos'",
 }

@@ -151,6 +151,20 @@ def test_rouge_equals_its_own_script(files: tuple[Path, Path], tmp_path: Path) -
 # --- METEOR
 
 
+def has_wordnet() -> bool:
+    try:
+        wordnet()
+    except (MissingDataError, MissingExtraError):
+        return False
+    return True
+
+
+needs_wordnet = pytest.mark.skipif(
+    not has_wordnet(), reason="needs WordNet: apt-get install wordnet-base"
+)
+
+
+@needs_wordnet
 def test_meteor_of_nltks_published_example() -> None:
     hypothesis = (
         "It is a guide to action which ensures that the military always obeys the commands of "
@@ -166,6 +180,7 @@ def test_meteor_of_nltks_published_example() -> None:
     assert Meteor().score([hypothesis], example)[0, 0] == pytest.approx(69.44, abs=0.005)
 
 
+@needs_wordnet
 def test_meteor_equals_nltk_on_a_file(files: tuple[Path, Path]) -> None:
     from nltk.tokenize import word_tokenize
     from nltk.translate.meteor_score import meteor_score
@@ -179,6 +194,7 @@ def test_meteor_equals_nltk_on_a_file(files: tuple[Path, Path]) -> None:
         assert 0 < theirs < 1
 
 
+@needs_wordnet
 def test_wordnet_knows_synonyms_and_base_forms() -> None:
     assert "automobile" in {lemma.name() for s in wordnet().synsets("car") for lemma in s.lemmas()}
     assert wordnet().morphy("geese") == "goose"
@@ -234,6 +250,7 @@ def test_self_bleu() -> None:
         ("", 0.0),
     ],
 )
+@needs_wordnet
 def test_coverage_by_base_forms(text: str, share: float) -> None:
     assert coverage(text, ["leaf", "fall", "mouse", "run"]) == pytest.approx(share)
 

@@ -7,11 +7,21 @@ from typing import Annotated
 
 import typer
 
-from bestk.cli.options import Device, Dtype, Model, SrcLang, TgtLang, search_options
-from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
+from bestk.cli.options import (
+    Device,
+    Diversity,
+    Dtype,
+    Model,
+    Rerank,
+    Select,
+    SrcLang,
+    TgtLang,
+    search_options,
+)
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS, SearchConfig
 from bestk.errors import OptionError
 
-NUM_TEXTS = 20  # shown in a terminal
+NUM_TEXTS = 20  # shown in a terminal, and chosen where texts are to differ
 
 
 @search_options
@@ -33,9 +43,12 @@ def generate(
             "--num-texts",
             "-n",
             min=1,
-            help=f"Texts to show; {NUM_TEXTS} unless given, with --json all.",
+            help=f"Texts to choose; {NUM_TEXTS} unless given, with --json all.",
         ),
     ] = None,
+    select: Select = SELECTIONS[0],
+    diversity: Diversity = DIVERSITY,
+    rerank: Rerank = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Print each text as it completes, unranked.")
     ] = False,
@@ -50,23 +63,33 @@ def generate(
     Search one prompt and show its ranked texts.
     """
     from bestk.cli import terminal
+    from bestk.finish import Finish
     from bestk.run import Run
 
-    if stream and (as_json or tree or num_texts is not None):
-        raise OptionError("--stream prints all texts as lines: give it without --json, --tree, -n")
+    if stream and (as_json or tree or num_texts or rerank or select != SELECTIONS[0]):
+        raise OptionError(
+            "--stream prints all texts as they come: "
+            "give it without --json, --tree, -n, --select, --rerank"
+        )
+    is_choosing = num_texts is not None or not as_json or select != SELECTIONS[0]
+    wanted = (num_texts or NUM_TEXTS) if is_choosing else None
+    order = Finish(rerank=rerank)
+    choose = Finish(num_texts=wanted, select=select, diversity=diversity)
     text = terminal.read_prompt(prompt, raw=raw, system=system)
     lm = terminal.load(model, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang)
     run = Run(lm, [text if raw else lm.chat_prompt(text, system)], config)
     error = terminal.follow(run, stream=stream)
-    result = run.results()[0]
+    result = order(run.results()[0])
     if output is not None:
         result.save(output)
+    chosen = choose(result)
     if as_json:
-        terminal.print_json({**result.brief(num_texts), "prompt": text})
+        terminal.print_json({**chosen.brief(), "prompt": text})
     elif stream:
         terminal.print_summary(result)
     else:
-        terminal.print_result(result, num_texts or NUM_TEXTS, lm.tokens_text if tree else None)
+        shown = chosen.hypotheses
+        terminal.print_result(result, shown, lm.tokens_text if tree else None)
     terminal.print_notice(result)
     if error is not None:
         raise error

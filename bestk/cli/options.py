@@ -106,6 +106,26 @@ TgtLang = Annotated[
     str | None,
     typer.Option(help="Language that a translation model writes.", rich_help_panel="Model"),
 ]
+Select = Annotated[
+    str,
+    typer.Option(
+        help="Which texts: the best, or diverse, good ones that differ.", rich_help_panel="Choice"
+    ),
+]
+Diversity = Annotated[
+    float,
+    typer.Option(
+        help="How much diverse texts differ: 0, quality alone, to 1.", rich_help_panel="Choice"
+    ),
+]
+Rerank = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Another order of the texts: mbr-chrf, mbr-bleu, comet-qe, reward:NAME.",
+        rich_help_panel="Choice",
+    ),
+]
 
 
 def search_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -92,13 +92,13 @@ def print_json(data: Any) -> None:
 
 def print_result(
     result: SearchResult,
-    num_texts: int,
+    chosen: Sequence[Hypothesis],
     tokens_text: Callable[[Sequence[int]], str] | None = None,
 ) -> None:
-    """Print the best texts and the summary; the tree above them if tokens can be shown."""
+    """Print the chosen texts and the summary; the tree above them if tokens can be shown."""
     from bestk.viz import terminal
 
-    view = terminal.result_view(result, num_texts)
+    view = terminal.result_view(result, chosen)
     if tokens_text is not None:
         view = Group(terminal.tree_view(result, tokens_text), Text(), view)
     print_view(view)

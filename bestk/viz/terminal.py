@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree as Branches
 
 from bestk.record import TreeRecord
-from bestk.result import SearchResult
+from bestk.result import Hypothesis, SearchResult
 from bestk.tree import State
 
 STOP_REASONS = {
@@ -40,19 +40,20 @@ _LOOKS = {
 }
 
 
-def result_view(result: SearchResult, num_texts: int | None = None) -> RenderableType:
-    """Show the best texts, ranked with their scores, and the summary of the search."""
-    found = result.hypotheses
-    shown = found if num_texts is None else found[:num_texts]
+def result_view(result: SearchResult, chosen: Sequence[Hypothesis]) -> RenderableType:
+    """Show the chosen texts, with the scores that order them, and the summary of the search."""
     texts = Table.grid(padding=(0, 2, 0, 0))
     texts.add_column(justify="right", style="dim", no_wrap=True)
     texts.add_column(justify="right", style="cyan", no_wrap=True)
     texts.add_column(overflow="fold")
-    for rank, hypothesis in enumerate(shown, start=1):
-        texts.add_row(str(rank), f"{hypothesis.score:.3f}", Text(_line(hypothesis.text)))
-    parts: list[RenderableType] = [texts] if shown else [Text("no text was completed")]
-    if len(shown) < len(found):
-        parts.append(Text(f"{len(found) - len(shown)} more: -n {len(found)} shows all", "dim"))
+    for rank, hypothesis in enumerate(chosen, start=1):
+        new = hypothesis.rerank_score
+        score = hypothesis.score if new is None else new
+        texts.add_row(str(rank), f"{score:.3f}", Text(_line(hypothesis.text)))
+    parts: list[RenderableType] = [texts] if chosen else [Text("no text was completed")]
+    found = len(result.hypotheses)
+    if len(chosen) < found:
+        parts.append(Text(f"{found - len(chosen)} more: -n {found} shows all", "dim"))
     return Group(*parts, Text(), summary_view(result))
 
 
