@@ -96,16 +96,16 @@ def cache_bytes(cache: Any) -> int:
     return sum(_bytes(tensor) for tensor in tensors if tensor is not None)
 
 
-def peak(work: Callable[[], Any]) -> int:
+def peak(work: Callable[[], Any], device: Any = None) -> int:
     """Return the most bytes that some work on a GPU held beyond what was held before it."""
     import torch
 
     gc.collect()
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
     work()
-    return int(torch.cuda.max_memory_allocated() - before)
+    return int(torch.cuda.max_memory_allocated(device) - before)
 
 
 def weight_bytes(model: Any) -> tuple[int, int]:

@@ -165,7 +165,7 @@ def table(report: Report) -> RenderableType:
         "outside is time outside the model; floor s is reading the weights once a call at "
         f"{report.bandwidth / 1e9:.3g} GB/s.\n"
     )
-    view = Table(box=None, pad_edge=False)
+    view = Table(box=None, pad_edge=False, collapse_padding=True)
     view.add_column("method", no_wrap=True)
     counts = ("seconds", "ratio", "texts", "texts/s", "nodes", "MB", "outside", "floor s", "×floor")
     for heading in counts:

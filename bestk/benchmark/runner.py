@@ -173,7 +173,7 @@ def _first(lm: LanguageModel, method: _Method, watch: Any) -> dict[str, Any]:
     facts = method.count(found, seen.calls) | {"memory_bytes": seen.cache_bytes}
     if device.type == "cuda":
         lm.lanes.clear()
-        facts["memory_bytes"] = peak(method.run)
+        facts["memory_bytes"] = peak(method.run, device)
         lm.lanes.clear()
     return {"first_seconds": first, **facts}
 
