@@ -1,6 +1,7 @@
 """Best-k search against beam search on one GPU: same model, same budget, same process.
 
-    python benchmarks/gpu_beam.py --shapes llama-135m llama-1b llama-8b --json out.json
+    python benchmarks/gpu_beam.py --shapes llama-135m llama-1b llama-8b | tee llama.jsonl
+    python benchmarks/table.py llama.jsonl
 
 Random weights in the shapes of known models, bfloat16, b = 10, T = 30, prompts of 300 tokens;
 median of 5 after warm-up, prefill included. Every method spends its whole budget: beam search may
@@ -13,6 +14,7 @@ import argparse
 import functools
 import gc
 import json
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ import torch
 import transformers
 
 import bestk
+from bestk.benchmark.instruments import peak, weight_bytes
 
 SEARCH = {"beam_size": 10, "max_new_tokens": 30, "min_prob": 0.0, "max_children": 20}
 LLAMA = {"max_position_embeddings": 4096, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
@@ -98,15 +101,6 @@ def timed(work: Callable[[], Any], repeats: int) -> tuple[float, float]:
     return times[0], statistics.median(times[2:])
 
 
-def peak(work: Callable[[], Any]) -> int:
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    work()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def beam(model: Any, ids: list[list[int]]) -> Callable[[], Any]:
     inputs = torch.tensor(ids, device="cuda")
     mask = torch.ones_like(inputs)
@@ -125,25 +119,23 @@ def beam(model: Any, ids: list[list[int]]) -> Callable[[], Any]:
     return work
 
 
-def search(lm: Any, ids: list[list[int]], k: int, batch: int, results: list[Any]) -> None:
-    results[:] = bestk.search(lm, ids, k=k, batch_size=batch, **SEARCH)
-
-
-def weight_bytes(model: Any, decoder_only: bool) -> int:
-    part = model if decoder_only else model.get_decoder()
-    total = sum(p.numel() * p.element_size() for p in part.parameters())
-    if not decoder_only or not model.config.tie_word_embeddings:
-        embedding = model.get_input_embeddings().weight
-        total -= embedding.numel() * embedding.element_size() if decoder_only else 0
-    return total
+def search(
+    lm: Any,
+    ids: list[list[int]],
+    k: int,
+    batch: int,
+    results: list[Any],
+    options: dict[str, Any] = SEARCH,
+) -> None:
+    results[:] = bestk.search(lm, ids, k=k, batch_size=batch, **options)
 
 
 def measure(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     model = build(shape, getattr(torch, args.dtype))
-    causal = not model.config.is_encoder_decoder
+    step_bytes, _ = weight_bytes(model)
     rows = []
     beams: dict[int, tuple[float, int]] = {}
-    for k, batch in [(10, 1), (5, 1), (10, 32)]:
+    for k, batch in [tuple(map(int, case.split("x"))) for case in args.cases]:
         ids = prompts(batch, args.length, model.config.get_text_config().vocab_size)
         if batch not in beams:
             work = beam(model, ids)
@@ -156,7 +148,7 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             work = functools.partial(search, lm, ids, k, batch, results)
             first, seconds = timed(work, args.repeats)
             steps = -(-(300 - 1) // k)
-            floor = weight_bytes(model, causal) * steps / (args.bandwidth * 1e12)
+            floor = step_bytes * steps / (args.bandwidth * 1e12)
             lm.lanes.clear()
             memory = peak(work)
             lm.lanes.clear()
@@ -192,9 +184,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--cases", nargs="+", default=["10x1", "5x1", "10x32"], help="k x batch")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s, for the floor")
     parser.add_argument("--json")
     args = parser.parse_args()
+    logging.getLogger("bestk").setLevel(logging.ERROR)  # random weights complete no text
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    print(json.dumps(machine), flush=True)
     rows = []
     for shape in args.shapes:
         rows += measure(shape, args)
@@ -202,7 +202,7 @@ def main() -> None:
         torch.cuda.empty_cache()
     if args.json:
         with open(args.json, "w") as file:  # noqa: PTH123
-            json.dump({"gpu": torch.cuda.get_device_name(), "rows": rows}, file, indent=1)
+            json.dump({**machine, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def families() -> dict[str, Any]:
             d_kv=16,
             num_layers=3,
             num_heads=8,
-            initializer_factor=3.0,
+            initializer_factor=1.0,
             decoder_start_token_id=0,
         ),
     }

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bestk.cli.bench import bench
 from bestk.cli.compare import compare
 from bestk.cli.eval import eval
 from bestk.cli.generate import generate
@@ -22,7 +23,7 @@ from bestk.cli.show import show
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
-COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare, show, eval, report)
+COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare, show, eval, report, bench)
 
 app = typer.Typer(
     name="bestk",

@@ -122,11 +122,14 @@ class Seq2SeqTreeSession:
         self.forbidden = Forbidden(checkpoint)
         batch, size, device = len(sources), checkpoint.prompt_size(sources[0]), checkpoint.device
         self.tokens = torch.zeros(batch, size, dtype=torch.int64, device=device)
+        with_kernel = has_kernels(device) and len(checkpoint.devices) == 1
+        # Attention with a mask copies it in every layer unless its rows are whole lines of memory.
+        spare = -(size + room.capacity) % 8 if with_kernel else 0
         self.layout = Layout(
             prompt_length=torch.full((batch,), size, device=device),
             prompt_size=size,
-            capacity=room.capacity,
-            with_kernel=has_kernels(device) and len(checkpoint.devices) == 1,
+            capacity=room.capacity + spare,
+            with_kernel=with_kernel,
             used=size,
         )
         # The room may know of longer sources to come.
@@ -186,7 +189,8 @@ class Seq2SeqTreeSession:
         options = dict(self.source)
         if "attention_mask" in options:
             seen = options["attention_mask"]
-            options["attention_mask"] = seen.expand(-1, -1, group.token.shape[1], -1)
+            wide = seen.expand(-1, -1, group.token.shape[1], -1)
+            options["attention_mask"] = wide.contiguous() if layout.with_kernel else wide
         fused = self.checkpoint.fusion.applied() if layout.with_kernel else contextlib.nullcontext()
         with fused, self.positions.given(layout, group) as given:
             output = self.checkpoint.model(
@@ -233,7 +237,9 @@ class Seq2SeqTreeSession:
             self.source["attention_mask"].index_copy_(0, rows, mask)
 
     def _mask(self, visible: Bool[Tensor, "batch 1 queries places"]) -> Tensor:
-        if self.checkpoint.config._attn_implementation == "sdpa":
+        # On a GPU every layer would turn a mask of yes and no into numbers again.
+        is_sdpa = self.checkpoint.config._attn_implementation == "sdpa"
+        if is_sdpa and not self.layout.with_kernel:
             return visible
         dtype = self.checkpoint.dtype
         closed = torch.finfo(dtype).min
