@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bestk.errors import OptionError
 
-
 # Nuclei are small: this many tokens are sorted before the whole vocabulary is.
 _FEW = 1024
 
