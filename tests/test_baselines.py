@@ -396,3 +396,18 @@ def test_a_broken_model_is_named(name: str) -> None:
 
 def test_methods_are_values() -> None:
     assert dataclasses.replace(METHODS["DBS"], num_groups=10) == METHODS["DBS+"]  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+def test_sorting_a_few_tokens_keeps_the_same_set(
+    spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = torch.Generator().manual_seed(0)
+    # Rounded, so that many tokens are equal and the ties must fall the same way.
+    logits = (spread * torch.randn(6, 3000, generator=source)).round(decimals=1)
+    log_probs = logits.log_softmax(dim=-1)
+    for one in (Nucleus(0.5), Nucleus(0.9), Typical(0.2), Typical(0.95)):
+        fast = one.keeps(log_probs, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr("bestk.baselines.filters._FEW", 10**9)
+            assert torch.equal(fast, one.keeps(log_probs, 2))

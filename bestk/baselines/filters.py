@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bestk.errors import OptionError
+
+# Nuclei are small: this many tokens are sorted before the whole vocabulary is.
+_FEW = 1024
 
 
 @runtime_checkable
@@ -78,13 +81,35 @@ def _first_mass(
     min_tokens: int,
 ) -> Bool[Tensor, "*nodes vocab"]:
     """Keep tokens in the order of `key` until their mass reaches p; equal keys by lower id."""
-    order = key.sort(dim=-1, stable=True).indices
-    probs = log_probs.gather(-1, order).double().exp()
-    before = probs.cumsum(dim=-1) - probs
-    kept = before < p
-    kept[..., :min_tokens] = True
-    keeps = torch.zeros_like(kept).scatter(-1, order, kept)
+    vocab = key.shape[-1]
+    few = min(vocab, max(_FEW, min_tokens + 1))
+    order, kept = _kept_of_first(key, log_probs, p, min_tokens, few)
+    # Sorting a few is enough if all that is kept comes before the last of them, ties included.
+    cut = key.gather(-1, order).masked_fill(~kept, -torch.inf).amax(dim=-1)
+    if few < vocab and not bool((cut < key.gather(-1, order[..., -1:])[..., 0]).all()):
+        order, kept = _kept_of_first(key, log_probs, p, min_tokens, vocab)
+    keeps = torch.zeros_like(key, dtype=torch.bool).scatter(-1, order, kept)
     return keeps & (log_probs > -torch.inf)
+
+
+def _kept_of_first(
+    key: Float[Tensor, "*nodes vocab"],
+    log_probs: Float[Tensor, "*nodes vocab"],
+    p: float,
+    min_tokens: int,
+    count: int,
+) -> tuple[Int[Tensor, "*nodes count"], Bool[Tensor, "*nodes count"]]:
+    """Order the first tokens by `key`, and say which of them are kept."""
+    if count < key.shape[-1]:
+        first = key.topk(count, dim=-1, largest=False).indices.sort(dim=-1).values
+        by_key = key.gather(-1, first).sort(dim=-1, stable=True).indices
+        order = first.gather(-1, by_key)
+    else:
+        order = key.sort(dim=-1, stable=True).indices
+    probs = log_probs.gather(-1, order).double().exp()
+    kept = probs.cumsum(dim=-1) - probs < p
+    kept[..., :min_tokens] = True
+    return order, kept
 
 
 def _check(p: float) -> None:
