@@ -79,7 +79,7 @@ def test_help_opens_with_an_example_that_runs(cli: Any, lm: bestk.LanguageModel)
     for arguments in ((), ("--help",), ("-h",)):
         code, out, _ = cli(*arguments)
         assert code == 0
-        assert 'bestk generate "Name a colour' in out
+        assert 'bestk generate --stop . "Name a colour' in out
         assert "Search one prompt and show its ranked texts." in out
     code, out, _ = cli("generate", "--help")
     assert code == 0

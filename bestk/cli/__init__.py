@@ -70,7 +70,7 @@ def bestk(
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """[bold]bestk generate "Name a colour and say why you like it."[/bold]
+    """[bold]bestk generate --stop . "Name a colour and say why you like it."[/bold]
 
     A large set of good, different, ranked texts from any language model, by best-k search.
     """
