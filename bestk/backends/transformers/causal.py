@@ -153,7 +153,8 @@ class TreeSession:
         """Return the logits after every node of the group, and keep its keys and values."""
         layout = self.layout
         layout.advance(group)
-        with self._attention(group.path):
+        products = self.checkpoint.small_products.applied(group.token.numel())
+        with products, self._attention(group.path):
             output = self.step(
                 input_ids=group.token.clamp(min=0),
                 attention_mask=None if self.with_kernel else self._mask(layout.mask(group)),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bestk.backends.base import Room
 from bestk.backends.transformers.fusion import Fusion
+from bestk.backends.transformers.small_products import SmallProducts
 from bestk.errors import ModelError
 
 
@@ -50,6 +51,11 @@ class Checkpoint:
     def stepper(self) -> Any:
         """Return what expands nodes: the model, compiled if that was asked for."""
         return torch.compile(self.model, dynamic=False) if self.is_compiled else self.model
+
+    @functools.cached_property
+    def small_products(self) -> SmallProducts:
+        """Find the layers whose products of few rows are better taken the other way round."""
+        return SmallProducts(self.model)
 
     @functools.cached_property
     def fusion(self) -> Fusion:

@@ -192,7 +192,8 @@ class Seq2SeqTreeSession:
             wide = seen.expand(-1, -1, group.token.shape[1], -1)
             options["attention_mask"] = wide.contiguous() if layout.with_kernel else wide
         fused = self.checkpoint.fusion.applied() if layout.with_kernel else contextlib.nullcontext()
-        with fused, self.positions.given(layout, group) as given:
+        products = self.checkpoint.small_products.applied(group.token.numel())
+        with products, fused, self.positions.given(layout, group) as given:
             output = self.checkpoint.model(
                 decoder_input_ids=group.token.clamp(min=0),
                 decoder_attention_mask=self._mask(layout.mask(group)),

@@ -1,0 +1,61 @@
+"""Products of a few rows with large weights, taken the other way round on a CPU, for one call.
+
+A step multiplies the k rows of a group with every weight of the model. In float32 the usual order,
+rows times transposed weights, leaves most of a CPU idle when the rows are few; weights times
+transposed rows is the same sum and up to three times faster where a layer widens its input. The
+model is as it was when the call ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# With more rows the usual order is the faster one.
+MOST_ROWS = 16
+# Weights fit the fast caches as they go by: two passes with few rows beat one with many.
+_PIECE = 8
+
+
+class SmallProducts:
+    """The linear layers of one model that gain from it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers: list[Any] = [module for module in model.modules() if _gains(module)]
+
+    @contextlib.contextmanager
+    def applied(self, rows: int) -> Iterator[None]:
+        """Take products of this many rows the other way round until the block ends."""
+        layers = self.layers if rows <= MOST_ROWS else []
+        try:
+            for layer in layers:
+                layer.forward = functools.partial(_swapped, layer)
+            yield
+        finally:
+            for layer in layers:
+                layer.__dict__.pop("forward", None)
+
+
+def _gains(module: nn.Module) -> bool:
+    return (
+        type(module) is nn.Linear
+        and "forward" not in module.__dict__
+        and module.weight.device.type == "cpu"
+        and module.weight.dtype == torch.float32
+        and module.out_features >= module.in_features
+    )
+
+
+def _swapped(layer: nn.Linear, hidden: Tensor) -> Tensor:
+    rows = hidden.flatten(0, -2)
+    pieces = -(-len(rows) // _PIECE)
+    parts = [torch.mm(layer.weight, part.t()).t() for part in rows.tensor_split(pieces)]
+    product = torch.cat(parts) if pieces > 1 else parts[0].contiguous()
+    if layer.bias is not None:
+        product += layer.bias
+    return product.view(*hidden.shape[:-1], layer.out_features)

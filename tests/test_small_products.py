@@ -1,0 +1,39 @@
+"""Products taken the other way round: the same numbers, and a model that stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bestk.backends.transformers.small_products import MOST_ROWS, SmallProducts
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(24, 96), nn.GELU(), nn.Linear(96, 24, bias=False))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (2, 5), (1, 8), (4, 4)])
+def test_the_same_numbers(shape: tuple[int, int]) -> None:
+    plain, hidden = model(), torch.randn(*shape, 24)
+    expected = plain(hidden)
+    with SmallProducts(plain).applied(hidden[..., 0].numel()):
+        assert "forward" in plain[0].__dict__, "a layer that widens its input gains"
+        assert "forward" not in plain[2].__dict__, "one that narrows it does not"
+        torch.testing.assert_close(plain(hidden), expected)
+    assert "forward" not in plain[0].__dict__
+
+
+def test_many_rows_and_other_dtypes_stay_as_they_are() -> None:
+    plain = model()
+    with SmallProducts(plain).applied(MOST_ROWS + 1):
+        assert "forward" not in plain[0].__dict__
+    assert SmallProducts(model().bfloat16()).layers == []
+
+
+def test_an_error_leaves_the_model_whole() -> None:
+    plain = model()
+    with pytest.raises(RuntimeError), SmallProducts(plain).applied(1):
+        plain(torch.randn(1, 7))
+    assert "forward" not in plain[0].__dict__
