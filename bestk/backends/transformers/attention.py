@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from bestk.errors import ModelError
+
 if TYPE_CHECKING:
     from bestk.backends.transformers.cache import Layout
     from bestk.backends.transformers.model import Checkpoint
@@ -64,7 +66,7 @@ def attend(
 
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
-            raise NotImplementedError(f"the tree kernel does not know {name}")
+            raise ModelError(f"the tree kernel does not know {name}: masks will do")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     layout, path = _Current.layout, _Current.path
     if path is None or layout is None:
