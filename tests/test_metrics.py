@@ -20,7 +20,7 @@ from bestk.evaluation.metrics import registry
 from bestk.evaluation.metrics.bleu import CorpusBleu, SentenceBleu
 from bestk.evaluation.metrics.counts import Counts
 from bestk.evaluation.metrics.coverage import coverage
-from bestk.evaluation.metrics.distinct import Distinct, distinctness, words
+from bestk.evaluation.metrics.distinct import Distinct
 from bestk.evaluation.metrics.meteor import Meteor
 from bestk.evaluation.metrics.rouge import Rouge
 from bestk.evaluation.metrics.self_bleu import SelfBleu
@@ -32,6 +32,7 @@ from bestk.evaluation.statistics import (
     holm,
     sign_flip,
 )
+from bestk.ngrams import distinctness, words
 
 HYPOTHESES = [
     "The dog runs through the park with a red ball.",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session, Shaper, shaped_children
@@ -61,9 +61,7 @@ class CausalBackend:
 
     def free_bytes(self) -> int | None:
         """Say how much memory is free on the model's device, None where nobody knows."""
-        if self.device.type != "cuda":
-            return None
-        return int(torch.cuda.mem_get_info(self.device)[0])
+        return self.checkpoint.free_bytes()
 
     def obstacle(self, length: int) -> str | None:
         """Say why paths of this length cannot share a cache, None if they can."""
@@ -153,11 +151,12 @@ class TreeSession:
         """Return the logits after every node of the group, and keep its keys and values."""
         layout = self.layout
         layout.advance(group)
+        mask = self.checkpoint.attention_mask
         products = self.checkpoint.small_products.applied(group.token.numel())
         with products, self._attention(group.path):
             output = self.step(
                 input_ids=group.token.clamp(min=0),
-                attention_mask=None if self.with_kernel else self._mask(layout.mask(group)),
+                attention_mask=None if self.with_kernel else mask(layout.mask(group)),
                 position_ids=layout.positions(group),
                 past_key_values=self.cache,
                 use_cache=True,
@@ -179,10 +178,3 @@ class TreeSession:
         fused = self.checkpoint.fusion.applied() if is_fused else contextlib.nullcontext()
         with attention.tree_attention(self.checkpoint, self.layout, path), fused:
             yield
-
-    def _mask(self, visible: Bool[Tensor, "batch 1 group used"]) -> Tensor:
-        if self.checkpoint.config._attn_implementation == "sdpa":
-            return visible
-        dtype = self.checkpoint.dtype
-        closed = torch.finfo(dtype).min
-        return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, closed)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Room
@@ -105,6 +105,21 @@ class Checkpoint:
         reading = prompt_size * (6 * hidden + 3 * inner) * item
         tree = room.capacity * 8 * (room.depth + 3 * room.num_children + 8)
         return cache + logits + reading + tree
+
+    def free_bytes(self) -> int | None:
+        """Say how much memory is free on the model's device, None where nobody knows."""
+        if self.device.type != "cuda":
+            return None
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def attention_mask(
+        self, visible: Bool[Tensor, "batch 1 queries places"], *, as_numbers: bool = False
+    ) -> Tensor:
+        """Say what may be seen in the form that the model's attention takes, numbers if asked."""
+        if self.config._attn_implementation == "sdpa" and not as_numbers:
+            return visible
+        closed = torch.finfo(self.dtype).min
+        return torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, closed)
 
     def last_logits(
         self, tokens: Int[Tensor, "batch length"], lengths: Int[Tensor, " batch"], **options: Any

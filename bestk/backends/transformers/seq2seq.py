@@ -85,9 +85,7 @@ class Seq2SeqBackend:
 
     def free_bytes(self) -> int | None:
         """Say how much memory is free on the model's device, None where nobody knows."""
-        if self.device.type != "cuda":
-            return None
-        return int(torch.cuda.mem_get_info(self.device)[0])
+        return self.checkpoint.free_bytes()
 
     def obstacle(self, source: Source, length: int) -> str | None:
         """Say why texts of this length cannot share a cache, None if they can.
@@ -239,12 +237,7 @@ class Seq2SeqTreeSession:
 
     def _mask(self, visible: Bool[Tensor, "batch 1 queries places"]) -> Tensor:
         # On a GPU every layer would turn a mask of yes and no into numbers again.
-        is_sdpa = self.checkpoint.config._attn_implementation == "sdpa"
-        if is_sdpa and not self.layout.with_kernel:
-            return visible
-        dtype = self.checkpoint.dtype
-        closed = torch.finfo(dtype).min
-        return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, closed)
+        return self.checkpoint.attention_mask(visible, as_numbers=self.layout.with_kernel)
 
 
 class Seq2SeqPrefixSession(PrefixSession):

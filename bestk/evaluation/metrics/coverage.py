@@ -13,9 +13,9 @@ import numpy as np
 
 from bestk.evaluation.examples import Example
 from bestk.evaluation.metrics.base import Column, TextMetric
-from bestk.evaluation.metrics.distinct import words
 from bestk.evaluation.metrics.wordnet import wordnet
 from bestk.evaluation.statistics import Numbers
+from bestk.ngrams import words
 
 
 class Coverage(TextMetric):
