@@ -92,10 +92,13 @@ def test_every_expanded_node_equals_a_plain_forward(family: str, caplog: Any) ->
 
 @pytest.mark.parametrize("family", ["t5", "umt5", "bart", "m2m100", "led"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_one_node_a_step_and_eager_attention(family: str, attention: str) -> None:
+def test_one_node_a_step_and_eager_attention(
+    family: str, attention: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tiny(family, attention)
     for source, result in zip(SOURCES, search(model, SOURCES, k=1, budget=20), strict=True):
         assert worst_difference(model, source, result) < 1e-4
+    assert "recomputing prefixes" not in caplog.text, "the fallback hides a mask that is wrong"
 
 
 @pytest.mark.parametrize("family", ["t5", "mbart50", "m2m100", "marian", "whisper"])
