@@ -46,6 +46,9 @@ _SHARES = ("top_p", "min_p")
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
 
+# Scores beyond this drown log-probabilities; past the range of a double nodes have no order at all.
+_LARGEST = 1e100
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
@@ -109,6 +112,7 @@ class SearchConfig:
         self._check_counts()
         self._check_reals()
         self._check_names()
+        self._check_sizes()
         if self.k > self.total_budget:
             raise OptionError(
                 f"k must be at most the budget of {self.total_budget}, got {self.k}: "
@@ -154,7 +158,9 @@ class SearchConfig:
 
     def num_children(self, vocab_size: int) -> int:
         """Children worth asking the model for: at most 1/γ tokens have probability ≥ γ."""
-        by_prob = math.floor(1 / self.min_prob + 1e-9) if self.min_prob > 0 else vocab_size
+        by_prob = vocab_size  # also where 1/γ is past the range of a double
+        if self.min_prob * vocab_size > 1:
+            by_prob = math.floor(1 / self.min_prob + 1e-9)
         by_prob = max(by_prob, self.min_children)
         widest = WIDEST_CHILDREN if self.max_children is None else self.max_children
         return max(1, min(by_prob, widest, vocab_size))
@@ -222,8 +228,11 @@ class SearchConfig:
             )
         if self.timeout is not None and self.timeout <= 0:
             raise OptionError(f"timeout must be above 0 seconds, got {self.timeout}")
-        if self.include_bonus < 0:
-            raise OptionError(f"include_bonus must be at least 0, got {self.include_bonus}")
+        if not 0 <= self.include_bonus <= _LARGEST:
+            raise OptionError(
+                f"include_bonus must be at least 0 and at most {_LARGEST:g}, "
+                f"got {self.include_bonus}"
+            )
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} must be above 0, got {getattr(self, name)}: 1 is none")
@@ -231,6 +240,22 @@ class SearchConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise OptionError(f"{name} must be above 0 and at most 1, got {value}")
+
+    def _check_sizes(self) -> None:
+        """Refuse exponents and weights whose scores no number can hold."""
+        alpha = self.alpha or 0.0
+        if not 1 / _LARGEST <= _power(self.max_new_tokens, alpha) <= _LARGEST:
+            raise OptionError(
+                f"length_alpha={alpha:g} puts max_new_tokens^length_alpha outside of "
+                f"{1 / _LARGEST:g} to {_LARGEST:g}: bring it nearer to 0"
+            )
+        age = self.total_budget + 1
+        growth = {"power": _power(age, self.decay_power), "log": math.log1p(age), "none": 0.0}
+        if not self.decay_weight <= _LARGEST / max(growth[self.decay], 1.0):
+            raise OptionError(
+                f"decay_weight={self.decay_weight:g} and decay_power={self.decay_power:g} make the "
+                f"decay of the oldest node larger than {_LARGEST:g}: lower them"
+            )
 
     def _check_names(self) -> None:
         for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):
@@ -252,6 +277,13 @@ class SearchConfig:
 
 
 _OPTIONAL = {f.name for f in dataclasses.fields(SearchConfig) if f.default is None}
+
+
+def _power(base: int, exponent: float) -> float:
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.inf
 
 
 def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:

@@ -25,7 +25,9 @@ from bestk.processing.prefixes import Contexts, Prefixes
 class Criteria(Rule):
     """Completes a child when any of some criteria says stop."""
 
-    def __init__(self, criteria: Sequence[Any], contexts: Contexts) -> None:
+    def __init__(
+        self, criteria: Sequence[Any], contexts: Contexts, min_new_tokens: int = 0
+    ) -> None:
         for criterion in criteria:
             if not callable(criterion):
                 raise OptionError(
@@ -33,6 +35,7 @@ class Criteria(Rule):
                 )
         self.criteria = tuple(criteria)
         self.contexts = contexts
+        self.min_new_tokens = min_new_tokens
 
     def judge(
         self,
@@ -42,7 +45,7 @@ class Criteria(Rule):
         is_stop: Bool[Tensor, "batch group children"],
     ) -> Verdict:
         complete = torch.zeros_like(passes)
-        asked = passes & ~is_stop
+        asked = passes & ~is_stop & (group.depth[..., None] + 1 >= self.min_new_tokens)
         prefixes = Prefixes(self.contexts, group)
         for rows, places, ids in prefixes.by_length(asked.any(dim=2)):
             nodes, numbers = asked[rows, places].nonzero(as_tuple=True)

@@ -86,8 +86,16 @@ class LanguageModel:
         can_write = all(token != unknown and token < self.backend.vocab_size for token in ids)
         return ids if can_write else []
 
-    def decode(self, sequences: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> list[str]:
-        """Turn generated ids into texts, without special tokens, cut at the first stop string."""
+    def decode(
+        self,
+        sequences: Sequence[Sequence[int]],
+        stop: Sequence[str] = (),
+        min_new_tokens: int = 0,
+    ) -> list[str]:
+        """Turn generated ids into texts, without special tokens, cut at the first stop string.
+
+        A stop string that is whole before `min_new_tokens` ends no text, and so cuts none.
+        """
         if self.tokenizer is None:
             return [" ".join(map(str, ids)) for ids in sequences]
         if not sequences:
@@ -95,9 +103,12 @@ class LanguageModel:
         texts: list[str] = self.tokenizer.batch_decode(
             [list(ids) for ids in sequences], skip_special_tokens=True
         )
-        for string in stop:
-            texts = [text.partition(string)[0] for text in texts]
-        return texts
+        if not stop:
+            return texts
+        heads = [""] * len(texts)
+        if min_new_tokens > 1:
+            heads = self.decode([ids[: min_new_tokens - 1] for ids in sequences])
+        return [_cut(text, stop, head) for text, head in zip(texts, heads, strict=True)]
 
     def chat_prompt(self, text: str, system: str | None = None) -> Prompt:
         """Put a text into the model's chat form, or leave it plain where there is none."""
@@ -171,6 +182,13 @@ class LanguageModel:
             if not 0 <= token < size:
                 raise PromptError(f"token ids go from 0 to {size - 1}, got {token}")
         return [int(token) for token in ids]
+
+
+def _cut(text: str, stop: Sequence[str], head: str) -> str:
+    """Cut a text where its first stop string begins that is not whole within `head`."""
+    size = len(head.rstrip("\ufffd"))  # half a character at its end reads otherwise in the text
+    places = [text.find(string, max(0, size - len(string) + 1)) for string in stop]
+    return text[: min((place for place in places if place >= 0), default=None)]
 
 
 def is_batch(prompts: Any) -> TypeGuard[Sequence[Any]]:

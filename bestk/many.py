@@ -148,13 +148,16 @@ class _Job:
         results = collect(
             lanes.searches,
             prompts={lane: self.prompts[number] for lane, number in ended.items()},
-            decode=lambda sequences: self.lm.decode(sequences, self.config.stop),
+            decode=self._decode,
             model=self.lm.name,
             seconds=seconds,
             keep_tree=self.keep_tree,
             token_texts=self.lm.token_texts,
         )
         return dict(zip(ended.values(), results, strict=True))
+
+    def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return self.lm.decode(sequences, self.config.stop, self.config.min_new_tokens)
 
     def _save_running(self, lanes: Lanes, running: dict[int, int], seconds: float) -> None:
         """Keep what unfinished searches have found, as far as the device still answers."""

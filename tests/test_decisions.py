@@ -169,6 +169,17 @@ class TestComplete:
         lm = table_lm({}, [0.0, 1.0], "word")
         result = bestk.search(lm, "word", stop="word", min_new_tokens=3, max_new_tokens=5)
         assert [h.token_ids for h in result.hypotheses] == [(1, 1, 1)]
+        # The text is cut at the string that ended it, not at an earlier one.
+        assert result.texts == ["word word "]
+
+    def test_a_stop_string_that_came_too_early_cuts_nothing(self) -> None:
+        lm = table_lm({(2,): [0.0, 1.0, 0.0]}, [0.5, 0.0, 0.5], "word", "stop")
+        result = bestk.search(lm, "word", stop="stop", min_new_tokens=3, max_new_tokens=4)
+        texts = {h.token_ids: h.text for h in result.hypotheses}
+        assert texts == {
+            (2, 1, 0): "stop word",
+            (2, 1, 2): "stop word ",
+        }
 
 
 class TestTies:
