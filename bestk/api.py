@@ -117,7 +117,9 @@ def best_first(
     for name in options:
         if name in plain:
             raise OptionError(f"best_first sets {name} itself: use search to choose it")
-    settings = SearchConfig.of({"max_children": 100, **options, **plain}, config)
+    settings = SearchConfig.of({**options, **plain}, config)
+    if settings.max_children is None:
+        settings = SearchConfig.of({"max_children": 100}, settings)
     everything = settings.total_budget * settings.num_children(lm.backend.vocab_size)
     return search(lm, prompts, SearchConfig.of({"max_frontier": everything}, settings))
 

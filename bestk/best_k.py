@@ -23,6 +23,9 @@ from bestk.config import SearchConfig
 from bestk.frontier import Frontier, Nodes
 from bestk.tree import State, Tree
 
+# Models give log-probabilities in single precision: of what is left of 1 no less can be trusted.
+_ROUNDING = 1e-5
+
 
 class Verdict(NamedTuple):
     """What a rule says of the children that a group opens; None where it has nothing to say."""
@@ -382,7 +385,7 @@ class Searches:
         if self.room.num_children < self.vocab_size:
             # A token past the list is no likelier than the last of the likeliest, nor than what is
             # left; wanted tokens come after those, and are as unlikely as they are.
-            left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=0).log()
+            left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=_ROUNDING).log()
             last = children.log_prob[..., self.room.num_children - 1]
             unseen = group.log_prob + torch.minimum(left, last)
             best = torch.maximum(best, unseen)

@@ -74,8 +74,9 @@ def from_transformers(
 ) -> LanguageModel:
     """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
 
-    Without a tokenizer prompts are token ids. `compile=True` runs a decoder-only model's steps on a
-    GPU through `torch.compile`: faster, after a wait of up to a minute for each new shape.
+    Without a tokenizer prompts are token ids. Searches put the model into evaluation mode (no
+    dropout). `compile=True` runs a decoder-only model's steps on a GPU through `torch.compile`:
+    faster, after a wait of up to a minute for each new shape.
 
     `src_lang` and `tgt_lang` are the languages of a translation model's sources and texts.
     `decoder_prompt` are the token ids that an encoder-decoder's texts start with, in place of those

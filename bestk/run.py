@@ -42,6 +42,7 @@ class Run:
             config,
             self.hooks.stopping_criteria,
             [len(getattr(lm.backend, "decoder_prompt", ids)) for ids in self.prompt_ids],
+            vocab_size=lm.backend.vocab_size,
             has_text=lm.tokenizer is not None,
         )
         check_prompts(lm, self.prompt_ids, self.config)

@@ -258,6 +258,14 @@ def test_one_at_a_time_is_algorithm_1(seed: int, scoring: str, alpha: float) -> 
     assert found(same) == found(result)
 
 
+def test_best_first_keeps_the_children_that_a_config_asks_for() -> None:
+    lm = table_lm({}, [0.4, 0.35, 0.25])
+    config = bestk.SearchConfig(max_children=2, max_new_tokens=3)
+    assert bestk.best_first(lm, [1], config).config.max_children == 2
+    assert bestk.best_first(lm, [1], config, max_children=3).config.max_children == 3
+    assert bestk.best_first(lm, [1], max_new_tokens=3).config.max_children == 100
+
+
 class TestRanking:
     # (1, 0): 0.3 in 2 tokens; (0,): 0.36 in 1; (2, 2, 0): 0.34 in 3.
     LM = table_lm({(): [0.36, 0.3, 0.34], (1,): [1.0, 0, 0], (2,): [0, 0, 1.0]}, [1.0, 0, 0])

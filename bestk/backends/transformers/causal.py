@@ -45,6 +45,7 @@ class CausalBackend:
         self, prompts: Sequence[Sequence[int]], room: Room, shaper: Shaper | None = None
     ) -> Session:
         """Open a session with tree attention, or one that recomputes prefixes if it must."""
+        self.checkpoint.evaluate()
         obstacle = self.obstacle(max(map(len, prompts)) + room.depth)
         if obstacle is None:
             return TreeSession(

@@ -112,6 +112,11 @@ class Checkpoint:
             return None
         return int(torch.cuda.mem_get_info(self.device)[0])
 
+    def evaluate(self) -> None:
+        """Turn dropout off, which somebody who trains the model may have turned on again."""
+        if self.model.training:
+            self.model.eval()
+
     def attention_mask(
         self, visible: Bool[Tensor, "batch 1 queries places"], *, as_numbers: bool = False
     ) -> Tensor:

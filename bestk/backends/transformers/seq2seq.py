@@ -71,6 +71,7 @@ class Seq2SeqBackend:
 
     def start(self, prompts: Sequence[Any], room: Room, shaper: Shaper | None = None) -> Session:
         """Open a session over sources: token ids, tensors of features, or `Encoded` of one row."""
+        self.checkpoint.evaluate()
         obstacle = self.obstacle(prompts[0], self.checkpoint.prompt_size(prompts[0]) + room.depth)
         if obstacle is None:
             return Seq2SeqTreeSession(self.checkpoint, prompts, room, shaper)
