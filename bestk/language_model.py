@@ -63,8 +63,7 @@ class LanguageModel:
     def encode(self, prompt: Prompt) -> Any:
         """Turn a prompt of any kind into what the backend reads: token ids."""
         if isinstance(prompt, str):
-            if not prompt.strip():
-                raise PromptError("the prompt is empty: give at least one word")
+            _check_text(prompt)
             return self._ids(self._tokenizer()(prompt)["input_ids"])
         if not isinstance(prompt, Sequence) or not prompt:
             raise PromptError(f"a prompt must be text, token ids or chat messages, got {prompt!r}")
@@ -112,8 +111,7 @@ class LanguageModel:
 
     def chat_prompt(self, text: str, system: str | None = None) -> Prompt:
         """Put a text into the model's chat form, or leave it plain where there is none."""
-        if not text.strip():
-            raise PromptError("the prompt is empty: give at least one word")
+        _check_text(text)
         if self.is_chat:
             opening = [] if system is None else [{"role": "system", "content": system}]
             return [*opening, {"role": "user", "content": text}]
@@ -182,6 +180,13 @@ class LanguageModel:
             if not 0 <= token < size:
                 raise PromptError(f"token ids go from 0 to {size - 1}, got {token}")
         return [int(token) for token in ids]
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise PromptError("the prompt is empty: give at least one word")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise PromptError("the prompt is not UTF-8 text: it holds bytes that are no character")
 
 
 def _cut(text: str, stop: Sequence[str], head: str) -> str:

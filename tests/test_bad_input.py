@@ -101,6 +101,7 @@ def test_best_first_sets_its_own(name: str) -> None:
     [
         ("", ["prompt is empty", "at least one word"]),
         (" \n\t", ["prompt is empty", "at least one word"]),
+        ("yes \udcff", ["not UTF-8 text", "bytes that are no character"]),
         ([[]], ["a prompt must be text, token ids or chat messages", "[]"]),
         (None, ["a prompt must be text", "None"]),
         (7, ["a prompt must be text", "7"]),

@@ -457,6 +457,52 @@ def test_a_stop_string_of_loose_bytes_waits_for_the_phrases(smollm2: bestk.Langu
     assert result.texts == [], "the first stop string would end a text without the word"
 
 
+PIECES = ["<pad>", "</s>", "<unk>", *'\u2581abcdogt{}":1', "\u2581cat", "\u2581dog", "\u2581a"]
+
+
+def sentence_pieces(family: str) -> Any:
+    """Make a tokenizer as T5 and Llama have it: spaces are part of tokens, the first is dropped."""
+    import transformers
+
+    if family == "t5":
+        scored = [(piece, -float(i)) for i, piece in enumerate(PIECES)]
+        return transformers.T5Tokenizer(vocab=scored, extra_ids=0)
+    pieces = [*PIECES, *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    merges = [("\u2581", "a")]
+    return transformers.LlamaTokenizer(
+        vocab=vocab, merges=merges, unk_token="<unk>", bos_token=None, eos_token="</s>"
+    )
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"regex": "cat( dog| a)*"}, "cat( dog| a)*"),
+        ({"grammar": 'root ::= "cat" (" dog" | " a")*'}, "cat( dog| a)*"),
+        ({"json_schema": {"type": "object", "required": ["a"], "additionalProperties": False,
+                          "properties": {"a": {"enum": [1, 11]}}}}, '{"a": 11?}'),
+    ],
+)  # fmt: skip
+def test_grammars_read_sentence_pieces(
+    family: str, constraint: dict[str, Any], pattern: str
+) -> None:
+    tokenizer = sentence_pieces(family)
+    assert tokenizer.decode(tokenizer.encode("cat dog", add_special_tokens=False)) == "cat dog"
+    row = [1 / len(tokenizer)] * len(tokenizer)
+    backend = ToyBackend(lambda prefix: row, vocab_size=len(row), eos_ids=(1,))
+    lm = bestk.LanguageModel(backend, tokenizer)
+    result = bestk.search(lm, [5], max_new_tokens=12, beam_size=30, **constraint)
+    assert len(result.texts) > 1, result.notice
+    assert any(" " in text for text in result.texts)
+    for text in result.texts:
+        assert re.fullmatch(pattern, text)
+    if "json_schema" not in constraint:
+        first = {tokenizer.convert_ids_to_tokens(h.token_ids[0]) for h in result.hypotheses}
+        assert "\u2581cat" in first, "the token that such a model begins this word with"
+
+
 def test_ordinary_stop_ids_are_read_by_the_grammar(lm: bestk.LanguageModel) -> None:
     (stop,) = lm.spell("5")
     result = bestk.search(lm, "x", regex="[0-9]{1,3}5|[0-9]{2}", stop_ids=[stop], max_new_tokens=5)
