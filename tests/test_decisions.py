@@ -190,14 +190,15 @@ class TestTies:
         assert expanded(search_ids(lm, **options)) == [(1,), (2,), (1, 1)]
 
     def test_higher_child_probability_next(self) -> None:
-        # By the sum (1, 3) and (2, 2) are equal: 1/2·1/4 and 1/4·1/2, found in one step.
+        # By the sum (1, 2) and (2, 3) are equal: 1/2·1/4 and 1/4·1/2, found in one step. Neither
+        # the token's id nor the parent's slot would put the second first.
         rows = {
             (): [0.25, 0.5, 0.25, 0.0],
-            (1,): [0.75, 0.0, 0.0, 0.25],
-            (2,): [0.5, 0.0, 0.5, 0.0],
+            (1,): [0.75, 0.0, 0.25, 0.0],
+            (2,): [0.5, 0.0, 0.0, 0.5],
         }
         result = search_ids(table_lm(rows, [1.0, 0.0, 0.0, 0.0]), k=2, **PLAIN)
-        assert expanded(result) == [(1,), (2,), (2, 2), (1, 3)]
+        assert expanded(result) == [(1,), (2,), (2, 3), (1, 2)]
 
     def test_lower_token_id_then(self) -> None:
         lm = table_lm({(): [0.0, 0.25, 0.25, 0.25, 0.25]}, [1.0, 0.0, 0.0, 0.0, 0.0])
