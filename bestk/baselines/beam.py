@@ -305,7 +305,7 @@ class Beams:
         return Candidates.of(order, places, token, last, score, group, self.num_candidates)
 
     def _noise(self, token: Int[Tensor, "batch beams kept"]) -> Float[Tensor, "batch beams kept"]:
-        """Draw exponential noise for the whole vocabulary, so that it does not depend on batches."""
+        """Draw exponential noise, for the whole vocabulary so that no batch changes it."""
         shape = token.shape[1], self.job.lm.backend.vocab_size
         rows = [
             torch.empty(shape, dtype=torch.float32).exponential_(generator=source)
