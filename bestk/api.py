@@ -106,7 +106,13 @@ def search(
 
 
 def best_first(
-    lm: LanguageModel, prompts: Prompt | Batch, config: SearchConfig | None = None, **options: Any
+    lm: LanguageModel,
+    prompts: Prompt | Batch,
+    config: SearchConfig | None = None,
+    *,
+    batch_size: int | str = "auto",
+    keep_tree: bool = True,
+    **options: Any,
 ) -> Any:
     """Run vanilla best-first search (Algorithm 1): one node a step, no decay, nothing pruned.
 
@@ -121,7 +127,8 @@ def best_first(
     if settings.max_children is None:
         settings = SearchConfig.of({"max_children": 100}, settings)
     everything = settings.total_budget * settings.num_children(lm.backend.vocab_size)
-    return search(lm, prompts, SearchConfig.of({"max_frontier": everything}, settings))
+    whole = SearchConfig.of({"max_frontier": everything}, settings)
+    return search(lm, prompts, whole, batch_size=batch_size, keep_tree=keep_tree)
 
 
 def stream(

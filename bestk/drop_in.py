@@ -34,6 +34,7 @@ from bestk.language_model import LanguageModel
 from bestk.processing.hooks import Hooks
 from bestk.result import Hypothesis, SearchResult
 from bestk.run import Run
+from bestk.selection import Embed
 
 logger = logging.getLogger("bestk")
 
@@ -74,6 +75,7 @@ def generate(
     num_texts: int | None = None,
     select: str = "best",
     diversity: float = DIVERSITY,
+    embed: Embed | None = None,
     rerank: Any = None,
     text_tokenizer: Any = None,
     inputs_tensor: Tensor | None = None,
@@ -82,18 +84,21 @@ def generate(
     """Search instead of `generate`'s decoding loop; call it through `custom_generate`.
 
     Returns `num_texts` rows per prompt, best first. A prompt with fewer texts has rows of padding
-    after them, with a score of −inf. `select`, `diversity` and `rerank` choose and order the texts
-    as in `bestk.search`. Options are those of `SearchConfig` that `generate` does not know;
-    `text_tokenizer` is for all that needs text (`stop`, `bad_words`, `rerank`) and merges token
-    sequences that read the same.
+    after them, with a score of −inf. `select`, `diversity`, `embed` and `rerank` choose and order
+    the texts as in `bestk.search`. Options are those of `SearchConfig` that `generate` does not
+    know; `text_tokenizer` is for all that needs text (`stop`, `bad_words`, `rerank`, `embed`) and
+    merges token sequences that read the same.
     """
     settings, model_kwargs = _split(options)
     request = _Request(model, input_ids, generation_config, inputs_tensor, model_kwargs)
     request.check()
-    if rerank is not None and text_tokenizer is None:
-        raise OptionError("rerank judges texts: give text_tokenizer=tokenizer too")
+    for name, judge in (("rerank", rerank), ("embed", embed)):
+        if judge is not None and text_tokenizer is None:
+            raise OptionError(f"{name} judges texts: give text_tokenizer=tokenizer too")
     num_texts = _num_texts(num_texts, generation_config)
-    finish = Finish(rerank=rerank, num_texts=num_texts, select=select, diversity=diversity)
+    finish = Finish(
+        rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
+    )
     lm = request.language_model(text_tokenizer)
     run = Run(
         lm,

@@ -201,7 +201,8 @@ def auto_batch_size(lm: LanguageModel, config: SearchConfig, ids: Sequence[Seque
     if free is None or not ids:
         return _LANES_ON_CPU
     each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
-    return int(max(1, min(free * _USABLE // each, _MOST_LANES)))
+    most = _LANES_ON_CPU if backend.device.type == "cpu" else _MOST_LANES
+    return int(max(1, min(free * _USABLE // each, most)))
 
 
 def check_batch_size(batch_size: int | str) -> int | None:

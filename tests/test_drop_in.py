@@ -365,6 +365,23 @@ def test_texts_that_differ(model: Any) -> None:
         )
 
 
+def test_texts_that_differ_by_a_function(model: Any) -> None:
+    """`embed`: the texts chosen are those whose vectors point in different directions."""
+    seen: list[str] = []
+
+    def by_first_letter(texts: list[str]) -> list[list[float]]:
+        seen.extend(texts)
+        return [
+            [float(text[:1] == letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts
+        ]
+
+    options = {"text_tokenizer": Letters(), "num_texts": 3, "select": "diverse", "diversity": 1.0}
+    run(model, embed=by_first_letter, **options)
+    assert seen, "the function was not asked"
+    with pytest.raises(OptionError, match="embed judges texts"):
+        run(model, embed=by_first_letter, num_texts=3, select="diverse")
+
+
 def test_rerank(model: Any) -> None:
     asked: set[str] = set()
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bestk.cli.options import Device, Dtype, Model
-from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
+from bestk.cli.options import Device, Dtype, Model, SrcLang, TgtLang
+from bestk.config import DEFAULT_MODEL, DTYPES, EVAL_BATCH, SearchConfig
 
 
 def eval(
@@ -37,11 +37,13 @@ def eval(
         list[str] | None, typer.Option(help="String that completes a text; may be repeated.")
     ] = None,
     style: Annotated[str, typer.Option(help="Prompts: auto, plain or chat.")] = "auto",
-    batch_size: Annotated[int, typer.Option(help="Examples searched together.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Examples searched side by side.")] = EVAL_BATCH,
     seed: Annotated[int, typer.Option(help="Chooses examples and draws samples.")] = 0,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
 ) -> None:
     """[bold]bestk eval commongen --data-dir data -n 50 -o out[/bold]
 
@@ -64,6 +66,6 @@ def eval(
         seed=seed,
         data_dir=data_dir,
     )
-    lm = terminal.load(model, dtype=dtype, device=device)
+    lm = terminal.load(model, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang)
     follow(evaluate(lm, settings, output), terminal.stderr())
     typer.echo(f"bestk report {output}", err=True)

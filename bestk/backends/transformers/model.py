@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,6 +109,8 @@ class Checkpoint:
 
     def free_bytes(self) -> int | None:
         """Say how much memory is free on the model's device, None where nobody knows."""
+        if self.device.type == "cpu":
+            return available_memory()
         if self.device.type != "cuda":
             return None
         return int(torch.cuda.mem_get_info(self.device)[0])
@@ -158,6 +161,16 @@ class Checkpoint:
             yield
         finally:
             hook.remove()
+
+
+def available_memory(source: Path = Path("/proc/meminfo")) -> int | None:
+    """Say how many bytes a program may still take without others being pushed out, on Linux."""
+    try:
+        lines = source.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(found[0]) if found else None
 
 
 def pad_right(
