@@ -9,9 +9,11 @@ import pytest
 import tiny
 import torch
 from conftest import random_toy
+from prompted_toy import PromptedToy
 from torch import Tensor
 
 from bestk.backends.base import Backend, Children, Group, Room, Session
+from bestk.backends.prompted import PromptedSession
 from bestk.backends.toy import ToyBackend
 from bestk.backends.transformers.causal import CausalBackend, TreeSession
 from bestk.backends.transformers.prefix import PrefixSession
@@ -36,9 +38,20 @@ def _ngram() -> ToyBackend:
     return ToyBackend.ngram(rows, [0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
 
 
+def _dense_toy() -> ToyBackend:
+    """Give every token some probability: an engine does not list those that have none."""
+    toy = random_toy(1, vocab_size=6)
+
+    def distribution(prefix: tuple[int, ...]) -> list[float]:
+        return [(p + 0.05) / 1.3 for p in toy.distribution(prefix)]
+
+    return ToyBackend(distribution, vocab_size=6)
+
+
 BACKENDS = {
     "toy": Entry(lambda: random_toy(1, vocab_size=6), object, tolerance=0),
     "ngram": Entry(_ngram, object, tolerance=0),
+    "prompted": Entry(lambda: PromptedToy(_dense_toy()), PromptedSession, tolerance=0),
     "causal": Entry(lambda: CausalBackend(tiny.model("llama")), TreeSession),
     "causal-gpt2": Entry(lambda: CausalBackend(tiny.model("gpt2")), TreeSession),
     "prefix": Entry(lambda: CausalBackend(tiny.model("bloom")), PrefixSession),
