@@ -59,8 +59,7 @@ def load(
         return open_engine(name, **changed, **engine_options)
     for option in engine_options:
         raise OptionError(unknown("option", option, _defaults()))
-    source = _smollm2() if name == "smollm2" else name
-    _check_source(name, source)
+    source = source_of(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
@@ -123,6 +122,13 @@ def from_transformers(
                 f"{option} is for encoder-decoders, {type(model).__name__} is none: leave it out"
             )
     return LanguageModel(CausalBackend(model, name, compiled=compile), tokenizer)
+
+
+def source_of(name: str) -> str:
+    """Return where a model's files are: a folder, or a name on the hub."""
+    source = _smollm2() if name == "smollm2" else name
+    _check_source(name, source)
+    return source
 
 
 def cache_folder() -> Path:

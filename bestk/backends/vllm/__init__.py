@@ -1,1 +1,1 @@
-"""Best-k search on vLLM: the user's engine, asked by prefixes (`engine.py`), and its cache."""
+"""vLLM as a backend: what a search asks of its engines, and how much of its cache is reused."""

@@ -2,15 +2,15 @@
 
 vLLM's prefix cache holds whole blocks. A search asks for thousands of prefixes that differ in their
 last token, so the rest of the block, half of it on average, would be computed again for every node.
-This connector remembers the block in which a finished request ended, its *tail*. A request that goes
-on from there gets a copy of that block, and computes one token.
+This connector remembers the block in which a finished request ended, its *tail*. A request that
+goes on from there gets a copy of that block, and computes one token.
 
-    block of 4    request A: t0 t1 t2 t3 | t4 t5          finished, its tail holds t4 t5
-                  request B: t0 t1 t2 t3 | t4 t5 t6       whole block shared, tail copied, t6 computed
+    blocks of 4   request A: t0 t1 t2 t3 | t4 t5       finished; its tail holds t4 t5
+                  request B: t0 t1 t2 t3 | t4 t5 t6    whole block shared, tail copied, t6 computed
 
-Tails cost no memory of their own: they lie in blocks that vLLM counts as free and takes back when it
-needs them, the oldest first; a tail that is gone is computed again. It is a KV connector, vLLM's own
-place for such things, and runs inside the engine, wherever that is. Knows blocks, no search.
+Tails cost no memory of their own: they lie in blocks that vLLM counts as free and takes back when
+it needs them, the oldest first; a tail that is gone is computed again. It is a KV connector, vLLM's
+own place for such things, and runs inside the engine, wherever that is. Knows blocks, no search.
 """
 
 from __future__ import annotations
@@ -86,9 +86,7 @@ class TailConnector(KVConnectorBase_V1, SupportsHMA):
                 return length, False
         return 0, False
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Plan the copy, now that the request has a block of its own."""
         plan = self._plans.pop(request.request_id, None)
         if num_external_tokens and plan is not None:
