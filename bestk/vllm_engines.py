@@ -141,8 +141,16 @@ def _in_this_process() -> Iterator[None]:
     """Let the engine's core live here, unless the user says otherwise.
 
     It starts sooner, and a step begins when all of a search's requests are there, not at the first.
+    There is room for one connector in a process, so further engines get processes of their own.
     """
+    from vllm.distributed.kv_transfer import has_kv_transfer_group
+
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    if has_kv_transfer_group():
+        wanted = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would take our connector along
+        }
     ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
     try:

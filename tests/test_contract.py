@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 import tiny
+import tiny_vllm
 import torch
 from conftest import random_toy
 from prompted_toy import PromptedToy
 from torch import Tensor
 
+import bestk
 from bestk.backends.base import Backend, Children, Group, Room, Session
 from bestk.backends.prompted import PromptedSession
 from bestk.backends.toy import ToyBackend
@@ -48,25 +50,40 @@ def _dense_toy() -> ToyBackend:
     return ToyBackend(distribution, vocab_size=6)
 
 
+def _vllm() -> Backend:
+    folder = tiny_vllm.folder()
+    options = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 2**25, "max_model_len": 64}
+    return bestk.load(f"vllm:{folder}", enforce_eager=True, **options).backend
+
+
 BACKENDS = {
     "toy": Entry(lambda: random_toy(1, vocab_size=6), object, tolerance=0),
     "ngram": Entry(_ngram, object, tolerance=0),
     "prompted": Entry(lambda: PromptedToy(_dense_toy()), PromptedSession, tolerance=0),
     "causal": Entry(lambda: CausalBackend(tiny.model("llama")), TreeSession),
     "causal-gpt2": Entry(lambda: CausalBackend(tiny.model("gpt2")), TreeSession),
+    "vllm": Entry(_vllm, PromptedSession),
     "prefix": Entry(lambda: CausalBackend(tiny.model("bloom")), PrefixSession),
     "prefix-recurrent": Entry(lambda: CausalBackend(tiny.model("mamba")), PrefixSession),
 }
 
 
-@pytest.fixture(params=BACKENDS, scope="module")
+PARAMS = [
+    pytest.param(name, marks=tiny_vllm.marks() if name == "vllm" else ()) for name in BACKENDS
+]
+
+
+@pytest.fixture(params=PARAMS, scope="module")
 def entry(request: pytest.FixtureRequest) -> Entry:
     return BACKENDS[request.param]
 
 
 @pytest.fixture(scope="module")
-def backend(entry: Entry) -> Backend:
-    return entry.make()
+def backend(entry: Entry) -> Iterator[Backend]:
+    made = entry.make()
+    yield made
+    if hasattr(made, "close"):
+        made.close()
 
 
 class Walk:

@@ -41,6 +41,11 @@ class VllmBackend(PromptedBackend):
                 "says why; an engine that has died must be made anew"
             ) from error
 
+    def close(self) -> None:
+        """Stop the engine, and free what it holds. May be called twice."""
+        offline = getattr(self.engine, "llm_engine", None)
+        (self.engine if offline is None else offline.engine_core).shutdown()
+
     def free_bytes(self) -> int | None:
         """Count the cache's room, in tokens: all of it can be had, vLLM evicts what is old."""
         return self.num_blocks * self.block_size or None

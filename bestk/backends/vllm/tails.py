@@ -148,6 +148,11 @@ class TailConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the tensors whose first axis is the blocks."""
+        if self._caches:  # vLLM has one connector per process, whichever engine makes it
+            raise RuntimeError(
+                "another engine with this connector runs in this process: give this one a process "
+                "of its own (VLLM_ENABLE_V1_MULTIPROCESSING=1), or close the first"
+            )
         self._caches = list(kv_caches.values())
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
