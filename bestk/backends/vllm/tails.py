@@ -2,19 +2,23 @@
 
 vLLM's prefix cache holds whole blocks. A search asks for thousands of prefixes that differ in their
 last token, so the rest of the block, half of it on average, would be computed again for every node.
-This connector remembers the block in which a finished request ended, its *tail*. A request that
-goes on from there gets a copy of that block, and computes one token.
+This connector puts the block in which a finished request ended, its *tail*, into the prefix cache
+too, under a key of its own. A request that goes on from there gets a copy of that block, and
+computes one token.
 
     blocks of 4   request A: t0 t1 t2 t3 | t4 t5       finished; its tail holds t4 t5
                   request B: t0 t1 t2 t3 | t4 t5 t6    whole block shared, tail copied, t6 computed
 
-Tails cost no memory of their own: they lie in blocks that vLLM counts as free and takes back when
-it needs them, the oldest first; a tail that is gone is computed again. It is a KV connector, vLLM's
-own place for such things, and runs inside the engine, wherever that is. Knows blocks, no search.
+Tails cost no memory of their own: like all cached blocks they count as free, and vLLM takes them
+back when it needs them, the oldest first; a tail that is gone is computed again. It is a KV
+connector, vLLM's own place for such things, and runs inside the engine, wherever that is. Knows
+blocks, no search.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +29,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.utils import copy_kv_cache_blocks_inplace
-
-# What comes before the tail (a block's hash, or what sets the first block apart), and its tokens.
-Tail = tuple[Any, tuple[int, ...]]
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Copies(KVConnectorMetadata):
 
 
 class TailConnector(KVConnectorBase_V1, SupportsHMA):
-    """Remembers tails in the scheduler, copies them in the workers.
+    """Finds tails in the scheduler, copies them in the workers.
 
     Does nothing for models whose cache is more than one group of full attention.
     """
@@ -50,10 +52,8 @@ class TailConnector(KVConnectorBase_V1, SupportsHMA):
         self._applies = _applies(vllm_config, kv_cache_config)
         self._block_size: int = vllm_config.cache_config.block_size
         self._pool: Any = None
-        self._block_of: dict[Tail, int] = {}
-        self._tail_of: dict[int, Tail] = {}
-        self._held: dict[int, Any] = {}  # blocks that nobody may take for now
         self._plans: dict[str, tuple[int, int]] = {}  # by request: block to copy, place in its own
+        self._sources: list[Any] = []  # blocks that nobody may take before they are copied
         self._copies = Copies()
         self._caches: list[torch.Tensor] = []
 
@@ -65,7 +65,7 @@ class TailConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Take the pool that says which blocks are free."""
+        """Take the pool of blocks, whose cache tails go into."""
         self._pool = gpu_block_pool
 
     def get_num_new_matched_tokens(
@@ -76,13 +76,14 @@ class TailConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._applies or _is_more_than_text(request):
             return 0, False
         start, size = num_computed_tokens, self._block_size
-        before = self._before(request, start)
-        tokens = tuple(request.all_token_ids[start : min(request.num_tokens - 1, start + size - 1)])
-        for length in range(len(tokens), 0, -1):
-            source = self._block_of.get((before, tokens[:length]))
+        end = min(request.num_tokens - 1, start + size - 1)
+        keys = self._keys(request, start, request.all_token_ids[start:end])
+        for length in range(len(keys), 0, -1):
+            source = self._pool.cached_block_hash_to_block.get_one_block(keys[length - 1])
             if source is not None:
-                self._plans[request.request_id] = (source, start // size)
-                self._hold(source)  # the request's own blocks are taken next
+                self._plans[request.request_id] = (source.block_id, start // size)
+                self._pool.touch([source])  # the request's own blocks are taken next
+                self._sources.append(source)
                 return length, False
         return 0, False
 
@@ -94,55 +95,43 @@ class TailConnector(KVConnectorBase_V1, SupportsHMA):
             self._copies.pairs.append((source, blocks.get_block_ids()[0][place]))
 
     def build_connector_meta(self, scheduler_output: Any) -> Copies:
-        """Hand the step's copies to the workers. What later steps overwrite is copied by then."""
-        self._release()
+        """Hand the step's copies to the workers; later steps write after them, so let go now."""
+        self._pool.free_blocks(self._sources)
+        self._sources = []
         copies, self._copies = self._copies, Copies()
         return copies
-
-    def on_new_request(self, request: Any) -> None:
-        """Let go of what finished requests left, before others are given blocks."""
-        self._release()
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Remember the request's tail, as far as it has been computed."""
+        """Cache the request's tail, as far as it has been computed."""
         if not self._applies or _is_more_than_text(request):
             return False, None
         end = request.num_computed_tokens - request.num_in_flight_tokens
         start = end - end % self._block_size
         place = start // self._block_size
         if start < end and place < len(block_ids[0]):
-            tail = (self._before(request, start), tuple(request.all_token_ids[start:end]))
-            self._remember(tail, block_ids[0][place])
+            block = self._pool.blocks[block_ids[0][place]]
+            if block.block_hash is None and not block.is_null:
+                key = self._keys(request, start, request.all_token_ids[start:end])[-1]
+                block.set_block_hash(key, num_tokens=end)
+                self._pool.cached_block_hash_to_block.insert(key, block)
         return False, None
 
-    def _before(self, request: Any, start: int) -> Any:
-        """Say what a block that starts here follows: the same for the same text and adapter."""
-        last = request.block_hashes[start // self._block_size - 1] if start else None
-        return last, request.lora_request and request.lora_request.name, request.cache_salt
+    def _keys(self, request: Any, start: int, tokens: Sequence[int]) -> list[Any]:
+        """Return the key of each tail that starts there: of the first token, the first two, …
 
-    def _remember(self, tail: Tail, block_id: int) -> None:
-        self._block_of[tail] = block_id
-        self._tail_of[block_id] = tail
-        self._hold(block_id)  # else it would be the first to be taken
-
-    def _hold(self, block_id: int) -> None:
-        if block_id not in self._held:
-            block = self._held[block_id] = self._pool.blocks[block_id]
-            self._pool.touch([block])
-
-    def _release(self) -> None:
-        """Count blocks that only we hold as free again, the last to be taken."""
-        free = [block for block in self._held.values() if block.ref_cnt == 1]
-        self._pool.unpin_blocks(free, self._forget)
-        for block in free:
-            del self._held[block.block_id]
-
-    def _forget(self, block: Any) -> None:
-        tail = self._tail_of.pop(block.block_id, None)
-        if tail is not None and self._block_of.get(tail) == block.block_id:
-            del self._block_of[tail]
+        It stands for all that came before too: vLLM's hash of the blocks, the adapter, the salt.
+        """
+        before = request.block_hashes[start // self._block_size - 1] if start else b""
+        adapter = request.lora_request.name if request.lora_request else None
+        state = hashlib.sha256(before)
+        state.update(repr((start, adapter, request.cache_salt)).encode())
+        keys = []
+        for token in tokens:
+            state.update(b",%d" % token)
+            keys.append(make_block_hash_with_group_id(state.digest(), 0))
+        return keys
 
     # In the workers.
 
