@@ -251,9 +251,17 @@ def _loop_of(engine: Any) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="bestk-vllm", daemon=True).start()
+    threading.Thread(target=_run, args=(loop,), name="bestk-vllm", daemon=True).start()
     weakref.finalize(engine, loop.call_soon_threadsafe, loop.stop)
     return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until its engine is gone."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 def sampling_params(num_tokens: int) -> Any:
