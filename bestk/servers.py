@@ -47,19 +47,18 @@ def from_server(
     answer for `patience` seconds is given up, with what was found until then. `extra_body` goes
     into every request.
     """
-    if isinstance(prefixes_per_request, bool) or prefixes_per_request < 1:
-        raise OptionError(f"prefixes_per_request must be at least 1, got {prefixes_per_request!r}")
     connection = Connection(
         headers={**_authorization(api_key), **(headers or {})},
-        timeout=timeout,
-        patience=patience,
-        num_connections=num_connections,
+        timeout=_seconds("timeout", timeout),
+        patience=_seconds("patience", patience),
+        num_connections=_count("num_connections", num_connections),
     )
+    size = _count("prefixes_per_request", prefixes_per_request)
     transport = Transport(_base(url), connection)
     dialect = find_dialect(transport, model, server, extra_body or {})
     served = dialect.learn(transport)
     reader = _Tokenizers(trust_remote_code).find(tokenizer, served, dialect, transport)
-    backend = HttpBackend(transport, dialect, _facts(served, dialect, reader), prefixes_per_request)
+    backend = HttpBackend(transport, dialect, _facts(served, dialect, reader), size)
     return LanguageModel(backend, reader.tokenizer, served.model)
 
 
@@ -162,6 +161,18 @@ def _eos_ids(reader: _Reader, config: Any) -> tuple[int, ...]:
 def _authorization(api_key: str | None) -> dict[str, str]:
     key = api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise OptionError(f"{name} must be a number of seconds above 0, got {value!r}")
+    return float(value)
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return value
 
 
 def _base(url: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bestk.backends.http.transport import MalformedAnswer, Transport
 from bestk.backends.prompted import Likeliest
@@ -41,6 +41,7 @@ class Wording:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
+@runtime_checkable
 class Dialect(Protocol):
     """How one kind of server is spoken to."""
 
@@ -71,12 +72,18 @@ class Dialect(Protocol):
 
 
 def likeliest(pairs: Iterable[tuple[int, float | None]]) -> Likeliest:
-    """Check and collect tokens with their log-probabilities; an unknown one is NaN."""
-    tokens, log_probs = [], []
-    for token, value in pairs:
-        tokens.append(int(token))
-        log_probs.append(math.nan if value is None else _checked(float(value)))
-    return Likeliest(tokens, log_probs)
+    """Check and collect tokens with their log-probabilities.
+
+    JSON has neither infinity nor NaN, and some servers write both as null: it stands for −inf where
+    others are known, and for a broken model where none is.
+    """
+    listed = list(pairs)
+    is_broken = bool(listed) and all(value is None for _, value in listed)
+    unknown = math.nan if is_broken else -math.inf
+    return Likeliest(
+        [int(token) for token, _ in listed],
+        [unknown if value is None else _checked(float(value)) for _, value in listed],
+    )
 
 
 def is_distribution(answer: Likeliest) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bestk.errors import MissingExtraError, OptionError, ServerError
+from bestk.errors import MissingExtraError, ServerError
 
 try:
     import httpx
@@ -45,15 +45,6 @@ class Connection:
     timeout: float = 120.0  # seconds that one request may take
     patience: float = 120.0  # seconds without an answer after which a server is given up
     num_connections: int = 8
-
-    def __post_init__(self) -> None:
-        for name, least in (("timeout", 0.0), ("patience", -1e-9)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > least:
-                raise OptionError(f"{name} must be a number of seconds, got {value!r}")
-        number = self.num_connections
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise OptionError(f"num_connections must be at least 1, got {number!r}")
 
 
 class MalformedAnswer(Exception):
