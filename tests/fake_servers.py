@@ -185,7 +185,7 @@ def sglang(fake: Fake) -> FastAPI:
         card = {"id": fake.model, "object": "model", "created": 1, "owned_by": "sglang"}
         return {
             "object": "list",
-            "data": [card | {"root": fake.model, "parent": None, "max_model_len": 64}],
+            "data": [card | {"root": fake.model, "parent": None, "max_model_len": 70}],
         }
 
     @app.get("/model_info")
@@ -198,6 +198,10 @@ def sglang(fake: Fake) -> FastAPI:
             "preferred_sampling_params": None,
             "weight_version": "default",
         }
+
+    @app.get("/server_info")
+    async def server_info() -> Any:
+        return {"model_path": "owner/toy", "max_total_num_tokens": 4096, "max_req_input_len": 64}
 
     @app.post("/generate")
     async def generate(request: Request) -> Any:

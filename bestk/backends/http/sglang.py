@@ -27,7 +27,8 @@ class SglangDialect:
 
     def learn(self, transport: Transport) -> Served:
         """Ask which model is served; how large its vocabulary is only its config knows."""
-        info = _model_info(transport)
+        info = _first(transport, "/model_info", "/get_model_info")
+        limits = _first(transport, "/server_info", "/get_server_info")
         sources = [info.get("tokenizer_path"), info.get("model_path"), self.card.get("root")]
 
         def read(answer: Any) -> None:
@@ -39,7 +40,8 @@ class SglangDialect:
         return Served(
             model=self.wording.model,
             sources=tuple(dict.fromkeys(source for source in sources if source)),
-            max_length=self.card.get("max_model_len"),
+            # Inputs have to be shorter than this, and a text's last token is never put in.
+            max_length=limits.get("max_req_input_len") or self.card.get("max_model_len"),
         )
 
     def body(self, prefixes: Sequence[Sequence[int]], num_tokens: int, *, again: bool) -> Any:
@@ -79,8 +81,9 @@ class SglangDialect:
         return likeliest((entry[1], entry[0]) for entry in listed[0])
 
 
-def _model_info(transport: Transport) -> Mapping[str, Any]:
-    for path in ("/model_info", "/get_model_info"):  # the new name first
+def _first(transport: Transport, *paths: str) -> Mapping[str, Any]:
+    """Return the first answer; endpoints have been renamed, and the new names come first."""
+    for path in paths:
         try:
             info = transport.get(path)
         except Refusal:

@@ -77,7 +77,8 @@ class Transport:
         )
         self._has_answered = False
         self._turns = asyncio.Semaphore(connection.num_connections)
-        self.close = weakref.finalize(self, _close, self._loop, self._client)
+        # Runs when the transport is collected, or at the end of the program.
+        self.close = weakref.finalize(self, self._loop.close, self._client.aclose)
 
     def get(self, path: str) -> Any:
         """Return what a path holds."""
@@ -253,22 +254,14 @@ class _Loop:
             future.cancel()
             raise
 
-    def stop(self) -> None:
-        """End the thread."""
+    def close(self, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run one last coroutine and end the thread."""
         if self._thread is None:
             self._loop.close()
-        elif self._thread is not threading.current_thread():
+        elif self._thread is threading.current_thread():
+            self._loop.stop()  # collected by the loop itself, which cannot wait for itself
+        else:
+            self.run(farewell())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-
-    @property
-    def is_started(self) -> bool:
-        """Say whether anything was ever run."""
-        return self._thread is not None
-
-
-def _close(loop: _Loop, client: httpx.AsyncClient) -> None:
-    if loop.is_started:
-        loop.run(client.aclose())
-    loop.stop()
