@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ import tiny
 import tiny_vllm
 import torch
 from conftest import random_toy
+from fake_servers import SHAPES, Fake, WordList, serving
 from prompted_toy import PromptedToy
 from torch import Tensor
 
@@ -30,7 +32,7 @@ Node = tuple[int, int] | None  # the parent's slot and a token; None leaves the 
 class Entry:
     """A backend under contract, and how exactly it repeats itself."""
 
-    make: Callable[[], Backend]
+    make: Callable[[], Backend | AbstractContextManager[Backend]]
     session: type
     tolerance: float = 1e-4
 
@@ -50,15 +52,31 @@ def _dense_toy() -> ToyBackend:
     return ToyBackend(distribution, vocab_size=6)
 
 
-def _vllm() -> Backend:
+@contextmanager
+def _served(shape: str) -> Iterator[Backend]:
+    """A toy behind a server on loopback that answers in one of the shapes."""
+    fake = Fake(random_toy(1, vocab_size=6))
+    with serving(SHAPES[shape](fake)) as url:
+        backend = bestk.load(url, tokenizer=WordList(6)).backend
+        yield backend
+        backend.close()
+
+
+@contextmanager
+def _vllm() -> Iterator[Backend]:
     folder = tiny_vllm.folder()
     options = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 2**25, "max_model_len": 64}
-    return bestk.load(f"vllm:{folder}", enforce_eager=True, **options).backend
+    backend = bestk.load(f"vllm:{folder}", enforce_eager=True, **options).backend
+    yield backend
+    backend.close()
 
 
 BACKENDS = {
     "toy": Entry(lambda: random_toy(1, vocab_size=6), object, tolerance=0),
     "ngram": Entry(_ngram, object, tolerance=0),
+    "http-vllm": Entry(lambda: _served("vllm"), PromptedSession, tolerance=0),
+    "http-sglang": Entry(lambda: _served("sglang"), PromptedSession, tolerance=0),
+    "http-llama.cpp": Entry(lambda: _served("llama.cpp"), PromptedSession, tolerance=0),
     "prompted": Entry(lambda: PromptedToy(_dense_toy()), PromptedSession, tolerance=0),
     "causal": Entry(lambda: CausalBackend(tiny.model("llama")), TreeSession),
     "causal-gpt2": Entry(lambda: CausalBackend(tiny.model("gpt2")), TreeSession),
@@ -81,9 +99,8 @@ def entry(request: pytest.FixtureRequest) -> Entry:
 @pytest.fixture(scope="module")
 def backend(entry: Entry) -> Iterator[Backend]:
     made = entry.make()
-    yield made
-    if hasattr(made, "close"):
-        made.close()
+    with made if isinstance(made, AbstractContextManager) else nullcontext(made) as backend:
+        yield backend
 
 
 class Walk:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bestk.cli.options import Device, Dtype, Model
+from bestk.cli.options import Device, Dtype, EngineOptions, Model
 from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
 
 
@@ -42,6 +42,7 @@ def eval(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
+    engine_option: EngineOptions = None,
 ) -> None:
     """[bold]bestk eval commongen --data-dir data -n 50 -o out[/bold]
 
@@ -64,6 +65,6 @@ def eval(
         seed=seed,
         data_dir=data_dir,
     )
-    lm = terminal.load(model, dtype=dtype, device=device)
+    lm = terminal.load(model, engine_option, dtype=dtype, device=device)
     follow(evaluate(lm, settings, output), terminal.stderr())
     typer.echo(f"bestk report {output}", err=True)
