@@ -6,7 +6,6 @@ Knows vLLM's options; how an engine is asked is in `backends/vllm/`. Imports vLL
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import inspect
 import logging
@@ -46,7 +45,9 @@ def from_vllm(
     backend = VllmBackend(llm, config, name=name, lora_request=lora_request)
     _advise(config)
     template = chat_template or getattr(llm, "chat_template", None)
-    return LanguageModel(backend, _tokenizer(llm, config, tokenizer, template))
+    if tokenizer is None and not config.model_config.skip_tokenizer_init:
+        tokenizer = llm.get_tokenizer()
+    return LanguageModel(backend, tokenizer, chat_template=template)
 
 
 def load_vllm(
@@ -102,17 +103,6 @@ def vllm_options(**options: Any) -> dict[str, Any]:
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
             chosen["kv_cache_memory_bytes"] = 4 * 2**30  # else nearly all of the machine's memory
     return chosen | options
-
-
-def _tokenizer(llm: Any, config: Any, given: Any, template: str | None) -> Any:
-    if given is None and config.model_config.skip_tokenizer_init:
-        return None
-    tokenizer = llm.get_tokenizer() if given is None else given
-    if template is None:
-        return tokenizer
-    own = copy.copy(tokenizer)  # the engine goes on with its own template
-    own.chat_template = template
-    return own
 
 
 def _advise(config: Any) -> None:

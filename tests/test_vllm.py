@@ -370,6 +370,8 @@ def test_an_async_engine_finds_the_same(
     async_engine: Any, expected: list[bestk.SearchResult]
 ) -> None:
     """From a thread without a loop, from beside a running loop, and never from inside it."""
+    from vllm import SamplingParams
+
     lm = bestk.from_vllm(async_engine)
     for one, other in zip(bestk.search(lm, PROMPTS, **SEARCH), expected, strict=True):
         assert_same_tree(one, other)
@@ -384,6 +386,18 @@ def test_an_async_engine_finds_the_same(
         assert_same_tree(one, other)
 
     driver = lm.backend.driver  # type: ignore[attr-defined]
+
+    async def cached(prefix: list[int]) -> int:
+        from vllm.inputs.engine import tokens_input
+
+        params = SamplingParams(max_tokens=1, detokenize=False)
+        async for output in async_engine.generate(tokens_input(prefix), params, "direct"):
+            number: int = output.num_cached_tokens
+        return number
+
+    # 32 is a whole block: the eight tokens after it are a tail, copied in another process.
+    reused = asyncio.run_coroutine_threadsafe(cached([*PROMPTS[0], 3]), driver.loop).result()
+    assert reused == len(PROMPTS[0]) == 40
 
     async def inside() -> None:
         bestk.search(lm, PROMPTS[0], **SEARCH)
