@@ -18,7 +18,6 @@ from bestk.language_model import LanguageModel
 
 logger = logging.getLogger("bestk")
 
-_CONNECTOR = "TailConnector"
 _CONNECTOR_MODULE = "bestk.backends.vllm.tails"
 
 
@@ -43,7 +42,7 @@ def from_vllm(
     if config is None:
         raise ModelError(f"from_vllm takes a vllm.LLM or AsyncLLM, got {type(llm).__name__}")
     backend = VllmBackend(llm, config, name=name, lora_request=lora_request)
-    _advise(config)
+    _advise(config, backend.has_tails)
     template = chat_template or getattr(llm, "chat_template", None)
     if tokenizer is None and not config.model_config.skip_tokenizer_init:
         tokenizer = llm.get_tokenizer()
@@ -91,11 +90,13 @@ def vllm_options(**options: Any) -> dict[str, Any]:
     """
     _check_installed()
     chosen: dict[str, Any] = {"enable_prefix_caching": True, "max_logprobs": -1}
-    if _has_tails():
+    if _knows_tails():
         from vllm.config import KVTransferConfig
 
+        from bestk.backends.vllm.backend import CONNECTOR
+
         chosen["kv_transfer_config"] = KVTransferConfig(
-            kv_connector=_CONNECTOR, kv_connector_module_path=_CONNECTOR_MODULE, kv_role="kv_both"
+            kv_connector=CONNECTOR, kv_connector_module_path=_CONNECTOR_MODULE, kv_role="kv_both"
         )
     if _on_cpu():
         # A CPU's blocks hold 128 tokens unless told, 32 at least: what is smaller is shared more.
@@ -105,11 +106,9 @@ def vllm_options(**options: Any) -> dict[str, Any]:
     return chosen | options
 
 
-def _advise(config: Any) -> None:
+def _advise(config: Any, has_tails: bool) -> None:
     """Say how an engine would be faster."""
-    transfer = config.kv_transfer_config
-    connector = None if transfer is None else transfer.kv_connector
-    if connector != _CONNECTOR and _has_tails():
+    if not has_tails and _knows_tails():
         logger.warning(
             "this engine shares whole blocks of %d tokens only, and computes the rest of every "
             "prefix anew: made with **bestk.vllm_options() it would be several times as fast",
@@ -155,7 +154,7 @@ def _check_installed() -> None:
         raise MissingExtraError("vLLM is not installed: pip install 'bestk[vllm]'")
 
 
-def _has_tails() -> bool:
+def _knows_tails() -> bool:
     """Say whether this is a version that the connector was written for."""
     import vllm
 

@@ -14,6 +14,8 @@ from bestk.backends.prompted import EngineFacts, Likeliest, PromptedBackend
 from bestk.backends.vllm.drivers import driver_of
 from bestk.errors import BestKError, ModelError, OptionError
 
+CONNECTOR = "TailConnector"
+
 
 class VllmBackend(PromptedBackend):
     """A language model that vLLM runs, with or without an adapter."""
@@ -28,6 +30,7 @@ class VllmBackend(PromptedBackend):
         self.lora_request = lora_request
         self.block_size: int = config.cache_config.block_size
         self.num_blocks: int = config.cache_config.num_gpu_blocks or 0
+        self.has_tails = has_tails(config)
 
     def ask(self, prefixes: list[list[int]], num_tokens: int) -> Sequence[Likeliest]:
         """Ask for all prefixes at once; vLLM forms its own batches of them."""
@@ -51,8 +54,18 @@ class VllmBackend(PromptedBackend):
         return self.num_blocks * self.block_size or None
 
     def lane_bytes(self, prompt_size: int, room: Room) -> int:
-        """Count what a search keeps there, in tokens: its prompt, and a block for each node."""
-        return prompt_size + room.capacity * self.block_size
+        """Count what a search keeps there, in tokens: its prompt, and a block for each node.
+
+        Without the connector nodes keep nothing, and only those of a step take room.
+        """
+        each = self.block_size if self.has_tails else room.depth + self.block_size
+        return prompt_size + each * (room.capacity if self.has_tails else room.width)
+
+
+def has_tails(config: Any) -> bool:
+    """Say whether requests go on from where others ended, by the connector of `tails.py`."""
+    transfer = config.kv_transfer_config
+    return transfer is not None and transfer.kv_connector == CONNECTOR
 
 
 def first_line(error: BaseException) -> str:
