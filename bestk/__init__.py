@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bestk.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
     from bestk.run import Run
+    from bestk.vllm_engines import from_vllm, vllm_options
 
 _HOMES = {
     "EncoderDecoderModel": "bestk.encoder_decoder",
@@ -35,11 +36,13 @@ _HOMES = {
     "SearchResult": "bestk.result",
     "best_first": "bestk.api",
     "from_transformers": "bestk.loading",
+    "from_vllm": "bestk.vllm_engines",
     "generate": "bestk.drop_in",
     "load": "bestk.loading",
     "run_method": "bestk.baselines",
     "search": "bestk.api",
     "stream": "bestk.api",
+    "vllm_options": "bestk.vllm_engines",
 }
 
 __all__ = [
@@ -54,11 +57,13 @@ __all__ = [
     "__version__",
     "best_first",
     "from_transformers",
+    "from_vllm",
     "generate",
     "load",
     "run_method",
     "search",
     "stream",
+    "vllm_options",
 ]
 
 

@@ -4,6 +4,7 @@ BestKError
 ├── OptionError           a setting that breaks its rule, or a name that does not exist
 ├── PromptError           an empty prompt, or one that leaves no room to generate
 ├── ModelError            a model that cannot be loaded, or gives no usable probabilities
+│   └── ServerError       a server that does not answer, or not with what a search needs
 ├── MissingExtraError     a package of an optional extra is not installed
 ├── MissingDataError      a dataset, or the data or model of a metric, is not there
 ├── SchemaError           a saved result that cannot be read back
@@ -32,6 +33,10 @@ class PromptError(BestKError, ValueError):
 
 class ModelError(BestKError):
     """A model cannot be loaded, or its output cannot be used."""
+
+
+class ServerError(ModelError):
+    """A server does not answer, or not with what a search needs."""
 
 
 class MissingExtraError(BestKError, ImportError):

@@ -45,12 +45,20 @@ Prompt = str | Sequence[int] | Sequence[Message] | Features
 class LanguageModel:
     """A backend and the tokenizer that goes with it.
 
-    Without a tokenizer prompts are token ids, and texts are the ids themselves.
+    Without a tokenizer prompts are token ids, and texts are the ids themselves. `chat_template`
+    stands in for the tokenizer's own.
     """
 
-    def __init__(self, backend: Backend, tokenizer: Any = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Any = None,
+        name: str | None = None,
+        chat_template: str | None = None,
+    ) -> None:
         self.backend = backend
         self.tokenizer = tokenizer
+        self.chat_template = chat_template
         self.name = name or backend.name
         self.lanes = LanesCache()
         self._pieces: dict[int, str] = {}
@@ -58,7 +66,7 @@ class LanguageModel:
     @property
     def is_chat(self) -> bool:
         """Say whether the model comes with a chat template."""
-        return bool(getattr(self.tokenizer, "chat_template", None))
+        return bool(self.chat_template or getattr(self.tokenizer, "chat_template", None))
 
     def encode(self, prompt: Prompt) -> Any:
         """Turn a prompt of any kind into what the backend reads: token ids."""
@@ -160,9 +168,10 @@ class LanguageModel:
             raise PromptError(
                 f"model {self.name} has no chat template: give the prompt as text instead"
             )
+        own = {"chat_template": self.chat_template} if self.chat_template else {}
         try:
             encoded = tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, return_dict=True
+                list(messages), add_generation_prompt=True, return_dict=True, **own
             )
         except Exception as error:  # templates are programs of their own, in jinja
             raise PromptError(

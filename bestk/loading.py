@@ -6,7 +6,9 @@ first load converts it into the cache folder; the folder appears there whole or 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 import os
 import shutil
 import tempfile
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bestk.config import DEFAULT_MODEL, DTYPES
 from bestk.encoder_decoder import make_encoder_decoder
+from bestk.engines import check_options, opener
 from bestk.errors import ModelError, OptionError, unknown
 from bestk.language_model import LanguageModel
 
@@ -38,15 +41,25 @@ def load(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     decoder_prompt: Sequence[int] | None = None,
+    **engine_options: Any,
 ) -> LanguageModel:
     """Load a model by short name, folder or hub name; its config tells what kind it is.
 
     `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
     if there is one. `compile` and what comes after it are explained at `from_transformers`.
+
+    A name like `http://localhost:8000` is an engine's (`engines.py`); it takes `engine_options`,
+    and of the others those that it knows.
     """
     name = str(name)
-    source = _smollm2() if name == "smollm2" else name
-    _check_source(name, source)
+    given = {option: value for option, value in locals().items() if option in _defaults()}
+    if open_engine := opener(name):
+        changed = {o: value for o, value in given.items() if value != _defaults()[o]}
+        check_options(name, open_engine, changed | engine_options)
+        return open_engine(name, **changed, **engine_options)
+    for option in engine_options:
+        raise OptionError(unknown("option", option, _defaults()))
+    source = source_of(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
@@ -60,6 +73,13 @@ def load(
         tgt_lang=tgt_lang,
         decoder_prompt=decoder_prompt,
     )
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """Name the options of `load` that all models share, with their defaults."""
+    parameters = inspect.signature(load).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def from_transformers(
@@ -103,6 +123,13 @@ def from_transformers(
                 f"{option} is for encoder-decoders, {type(model).__name__} is none: leave it out"
             )
     return LanguageModel(CausalBackend(model, name, compiled=compile), tokenizer)
+
+
+def source_of(name: str) -> str:
+    """Return where a model's files are: a folder, or a name on the hub."""
+    source = _smollm2() if name == "smollm2" else name
+    _check_source(name, source)
+    return source
 
 
 def cache_folder() -> Path:

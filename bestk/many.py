@@ -199,7 +199,8 @@ def auto_batch_size(lm: LanguageModel, config: SearchConfig, ids: Sequence[Seque
     backend: Any = lm.backend
     free = backend.free_bytes() if hasattr(backend, "free_bytes") else None
     if free is None or not ids:
-        return _LANES_ON_CPU
+        lanes: int = getattr(backend, "num_lanes", _LANES_ON_CPU)
+        return lanes
     each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
     most = _LANES_ON_CPU if backend.device.type == "cpu" else _MOST_LANES
     return int(max(1, min(free * _USABLE // each, most)))

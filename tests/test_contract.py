@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pytest
 import tiny
+import tiny_vllm
 import torch
 from conftest import random_toy
+from fake_servers import SHAPES, Fake, WordList, serving
+from prompted_toy import PromptedToy
 from torch import Tensor
 
+import bestk
 from bestk.backends.base import Backend, Children, Group, Room, Session
+from bestk.backends.prompted import PromptedSession
 from bestk.backends.toy import ToyBackend
 from bestk.backends.transformers.causal import CausalBackend, TreeSession
 from bestk.backends.transformers.prefix import PrefixSession
@@ -26,7 +32,7 @@ Node = tuple[int, int] | None  # the parent's slot and a token; None leaves the 
 class Entry:
     """A backend under contract, and how exactly it repeats itself."""
 
-    make: Callable[[], Backend]
+    make: Callable[[], Backend | AbstractContextManager[Backend]]
     session: type
     tolerance: float = 1e-4
 
@@ -36,24 +42,65 @@ def _ngram() -> ToyBackend:
     return ToyBackend.ngram(rows, [0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
 
 
+def _dense_toy() -> ToyBackend:
+    """Give every token some probability: an engine does not list those that have none."""
+    toy = random_toy(1, vocab_size=6)
+
+    def distribution(prefix: tuple[int, ...]) -> list[float]:
+        return [(p + 0.05) / 1.3 for p in toy.distribution(prefix)]
+
+    return ToyBackend(distribution, vocab_size=6)
+
+
+@contextmanager
+def _served(shape: str) -> Iterator[Backend]:
+    """A toy behind a server on loopback that answers in one of the shapes."""
+    fake = Fake(random_toy(1, vocab_size=6))
+    with serving(SHAPES[shape](fake)) as url:
+        backend = bestk.load(url, tokenizer=WordList(6)).backend
+        yield backend
+        backend.close()
+
+
+@contextmanager
+def _vllm() -> Iterator[Backend]:
+    folder = tiny_vllm.folder()
+    options = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 2**25, "max_model_len": 64}
+    backend = bestk.load(f"vllm:{folder}", enforce_eager=True, **options).backend
+    yield backend
+    backend.close()
+
+
 BACKENDS = {
     "toy": Entry(lambda: random_toy(1, vocab_size=6), object, tolerance=0),
     "ngram": Entry(_ngram, object, tolerance=0),
+    "http-vllm": Entry(lambda: _served("vllm"), PromptedSession, tolerance=0),
+    "http-sglang": Entry(lambda: _served("sglang"), PromptedSession, tolerance=0),
+    "http-llama.cpp": Entry(lambda: _served("llama.cpp"), PromptedSession, tolerance=0),
+    "prompted": Entry(lambda: PromptedToy(_dense_toy()), PromptedSession, tolerance=0),
     "causal": Entry(lambda: CausalBackend(tiny.model("llama")), TreeSession),
     "causal-gpt2": Entry(lambda: CausalBackend(tiny.model("gpt2")), TreeSession),
+    "vllm": Entry(_vllm, PromptedSession),
     "prefix": Entry(lambda: CausalBackend(tiny.model("bloom")), PrefixSession),
     "prefix-recurrent": Entry(lambda: CausalBackend(tiny.model("mamba")), PrefixSession),
 }
 
 
-@pytest.fixture(params=BACKENDS, scope="module")
+PARAMS = [
+    pytest.param(name, marks=tiny_vllm.marks() if name == "vllm" else ()) for name in BACKENDS
+]
+
+
+@pytest.fixture(params=PARAMS, scope="module")
 def entry(request: pytest.FixtureRequest) -> Entry:
     return BACKENDS[request.param]
 
 
 @pytest.fixture(scope="module")
-def backend(entry: Entry) -> Backend:
-    return entry.make()
+def backend(entry: Entry) -> Iterator[Backend]:
+    made = entry.make()
+    with made if isinstance(made, AbstractContextManager) else nullcontext(made) as backend:
+        yield backend
 
 
 class Walk:

@@ -30,6 +30,7 @@ LAYERS = [
     {"record", "result", "lanes"},
     {"backends", "language_model", "stopping", "constraints", "processing", "criteria"}
     | {"token_text", "encoder_decoder", "many", "run", "api", "loading"}
+    | {"engines", "servers", "vllm_engines"}
     | {"ngrams", "selection", "rerank", "finish"},
     set(),  # everything that builds on the API, unless it is named above or below
     {"server", "cli", "__main__"},

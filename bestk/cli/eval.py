@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bestk.cli.options import Device, Dtype, Model, SrcLang, TgtLang
+from bestk.cli.options import Device, Dtype, EngineOptions, Model, SrcLang, TgtLang
 from bestk.config import DEFAULT_MODEL, DTYPES, EVAL_BATCH, SearchConfig
 
 
@@ -44,6 +44,7 @@ def eval(
     device: Device = None,
     src_lang: SrcLang = None,
     tgt_lang: TgtLang = None,
+    engine_option: EngineOptions = None,
 ) -> None:
     """[bold]bestk eval commongen --data-dir data -n 50 -o out[/bold]
 
@@ -66,6 +67,8 @@ def eval(
         seed=seed,
         data_dir=data_dir,
     )
-    lm = terminal.load(model, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang)
+    lm = terminal.load(
+        model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
+    )
     follow(evaluate(lm, settings, output), terminal.stderr())
     typer.echo(f"bestk report {output}", err=True)

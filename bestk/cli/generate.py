@@ -11,6 +11,7 @@ from bestk.cli.options import (
     Device,
     Diversity,
     Dtype,
+    EngineOptions,
     Model,
     Rerank,
     Select,
@@ -33,6 +34,7 @@ def generate(
     device: Device = None,
     src_lang: SrcLang = None,
     tgt_lang: TgtLang = None,
+    engine_option: EngineOptions = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without chat formatting.")
     ] = False,
@@ -76,7 +78,9 @@ def generate(
     order = Finish(rerank=rerank)
     choose = Finish(num_texts=wanted, select=select, diversity=diversity)
     text = terminal.read_prompt(prompt, raw=raw, system=system)
-    lm = terminal.load(model, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang)
+    lm = terminal.load(
+        model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
+    )
     run = Run(lm, [text if raw else lm.chat_prompt(text, system)], config)
     error = terminal.follow(run, stream=stream)
     result = order(run.results()[0])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -86,7 +87,20 @@ _NAMES = {
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="Short name, folder or hub name.", rich_help_panel="Model"),
+    typer.Option(
+        "--model",
+        "-m",
+        help="Short name, folder, hub name or a server's address.",
+        rich_help_panel="Model",
+    ),
+]
+EngineOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        help="name=value for a server or engine, such as patience=300; may be repeated.",
+        rich_help_panel="Model",
+    ),
 ]
 Dtype = Annotated[
     str,
@@ -162,6 +176,24 @@ def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
         default=default,
         annotation=Annotated[given, option],
     )
+
+
+def engine_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read `name=value` pairs; a value is JSON where it can be, else text.
+
+    >>> engine_options(["model=tiny", "patience=300"])
+    {'model': 'tiny', 'patience': 300}
+    """
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise OptionError(f"--engine-option is written name=value, got {pair!r}")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value
+    return options
 
 
 def _text_of(name: str, path: Path | None) -> str | None:

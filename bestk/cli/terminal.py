@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from bestk.cli.options import engine_options
 from bestk.errors import OptionError, PromptError, SearchInterrupted
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ def read_prompt(prompt: str, *, raw: bool = False, system: str | None = None) ->
     return prompt
 
 
-def load(name: str, **options: Any) -> LanguageModel:
+def load(name: str, engine: Sequence[str] | None = None, **options: Any) -> LanguageModel:
     """Load a model, showing on a terminal that it is being loaded; options of None are not given.
 
-    `options` are those of `bestk.load`.
+    `options` are those of `bestk.load`, `engine` those of an engine as `name=value`.
     """
     given = {option: value for option, value in options.items() if value is not None}
+    given |= engine_options(engine or ())
     console = stderr()
     if not console.is_terminal:
         return _load(name, given)

@@ -1,0 +1,1 @@
+"""Models behind HTTP: requests that survive trouble, and the dialects of servers."""
