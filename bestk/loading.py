@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-SHORT_NAMES = ("smollm2",)
+SHORT_NAMES = ("smollm2", "toy")
 
 
 def load(
@@ -45,6 +45,10 @@ def load(
     if there is one. `compile` and what comes after it are explained at `from_transformers`.
     """
     name = str(name)
+    if name == "toy":
+        from bestk.toy_language import toy_language
+
+        return toy_language()
     source = _smollm2() if name == "smollm2" else name
     _check_source(name, source)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
