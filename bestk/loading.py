@@ -108,6 +108,21 @@ def from_transformers(
     return LanguageModel(CausalBackend(model, name, compiled=compile), tokenizer)
 
 
+def shape_of(name: str, dtype: str | torch.dtype) -> Any:
+    """Make a model by its config alone, with weights that take up no memory and hold nothing."""
+    import torch
+
+    source = _smollm2() if name == "smollm2" else name
+    _check_source(name, source)
+    try:
+        loader = _loader(source, {})
+        config = _config(source, {})
+        with torch.device("meta"):
+            return loader.from_config(config, dtype=_dtype(dtype))
+    except Exception as error:  # whatever the libraries that read configs raise
+        raise ModelError(f"the config of {name} cannot be read: {_first_line(error)}") from error
+
+
 def cache_folder() -> Path:
     """Return where converted models are kept: $BESTK_CACHE, or bestk in the user's cache folder."""
     if folder := os.environ.get("BESTK_CACHE"):
@@ -143,11 +158,17 @@ def _loader(source: str, options: dict[str, Any]) -> Any:
     """Choose the class that loads a checkpoint, by what its config says it is."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source, **options)
+    config = _config(source, options)
     if not getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForCausalLM
     speech = transformers.AutoModelForSpeechSeq2Seq
     return speech if type(config) in speech._model_mapping else transformers.AutoModelForSeq2SeqLM
+
+
+def _config(source: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(source, **options)
 
 
 def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:

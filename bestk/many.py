@@ -197,8 +197,14 @@ def auto_batch_size(lm: LanguageModel, config: SearchConfig, ids: Sequence[Seque
     free = backend.free_bytes() if hasattr(backend, "free_bytes") else None
     if free is None or not ids:
         return _LANES_ON_CPU
-    each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
-    return int(max(1, min(free * _USABLE // each, _MOST_LANES)))
+    return most_lanes(
+        free, backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
+    )
+
+
+def most_lanes(free_bytes: int, lane_bytes: int) -> int:
+    """Say how many searches to run side by side in so much memory; one is always tried."""
+    return int(max(1, min(free_bytes * _USABLE // lane_bytes, _MOST_LANES)))
 
 
 def check_batch_size(batch_size: int | str) -> int | None:

@@ -84,7 +84,8 @@ class OnRay:
             searched = data.read_datasource(
                 _windows(source, start, stop, window),
                 override_num_blocks=1,
-                ray_remote_args={"scheduling_strategy": self._this_machine(), "num_cpus": 0},
+                num_cpus=0,
+                resources=self._this_machine(),
             ).map_batches(
                 Worker,
                 fn_constructor_args=(self.model, wanted, batch_size, with_columns),
@@ -136,11 +137,11 @@ class OnRay:
     def _total(self, kind: str) -> float:
         return float(self.ray.cluster_resources().get(kind, 0))
 
-    def _this_machine(self) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        node = self.ray.get_runtime_context().get_node_id()
-        return NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    def _this_machine(self) -> dict[str, float]:
+        """Name a resource that only this machine has: the input need not be on any other."""
+        this = self.ray.get_runtime_context().get_node_id()
+        (node,) = (node for node in self.ray.nodes() if node["NodeID"] == this)
+        return {f"node:{node['NodeManagerAddress']}": 0.001}
 
 
 class Worker:

@@ -22,6 +22,7 @@ from bestk.cli.generate import generate
 from bestk.cli.options import with_address
 from bestk.cli.report import report
 from bestk.cli.show import show
+from bestk.cli.size import size
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
@@ -33,6 +34,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     eval,
     report,
     bench,
+    size,
 )
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,13 @@ def print_notice(result: SearchResult) -> None:
     """Say in one line on stderr why there is no text, where there is none."""
     if result.notice is not None:
         print("Note: " + " ".join(result.notice.split()), file=sys.stderr)
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and what is to be said of each, aligned."""
+    width = max(map(len, facts))
+    for name, told in facts.items():
+        print(f"{name:<{width}}  {told}")
 
 
 def print_batch(job: BatchProgress) -> int:
