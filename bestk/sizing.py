@@ -48,8 +48,9 @@ class Size:
     computed_tokens: int  # of them not in the server's prefix cache, on average
 
     def lanes_in(self, memory_bytes: int) -> int:
-        """Count the searches that fit side by side beside the weights, as `batch_size="auto"`."""
-        return most_lanes(memory_bytes - self.weight_bytes, self.search_bytes)
+        """Count the searches that `batch_size="auto"` runs side by side; 0: not even one fits."""
+        free = memory_bytes - self.weight_bytes
+        return most_lanes(free, self.search_bytes) if free >= self.search_bytes else 0
 
     def times(self, prompts: int) -> dict[str, int]:
         """Add up what a job of so many prompts takes; calls serve all lanes, and are per lane."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -144,18 +143,14 @@ def test_a_loaded_model_cannot_travel(tmp_path: Path) -> None:
         run_batch(toy_language(), tmp_path / "in.jsonl", tmp_path / "o.jsonl", ray=ON_RAY)
 
 
-def test_a_cluster_that_is_not_there(unbroken: Path, tmp_path: Path) -> None:
-    """In a process of its own: here a cluster is connected already."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        message = pool.apply(_unreachable, (str(unbroken / "in.jsonl"), str(tmp_path / "o.jsonl")))
-    assert message.startswith("no Ray cluster at auto: ")
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bestk.batch.on_ray import OnRay
 
+    def init(address: str, **options: Any) -> None:
+        raise ConnectionError(f"Could not find any running Ray instance at {address}.\nMore.")
 
-def _unreachable(source: str, output: str) -> str:
-    os.environ.pop("RAY_ADDRESS", None)
-    try:
-        run_batch("toy", source, output, ray=RaySettings(address="auto"))
-    except OptionError as error:
-        return str(error)
-    return "it was there"
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    engine = OnRay(RaySettings(address="head:6379"), ModelName("toy"))
+    with pytest.raises(OptionError, match="no Ray cluster at head:6379: Could not find any"):
+        engine.prepare(Wanted(), (), None)

@@ -69,6 +69,7 @@ def test_lanes_are_those_of_auto_batch_size(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(lm.backend, "free_bytes", lambda free=free: free)
         chosen = auto_batch_size(lm, bestk.SearchConfig(), [PROMPT])
         assert chosen == size.lanes_in(free + size.weight_bytes) == min(fitting, 64)
+    assert size.lanes_in(size.weight_bytes + 10) == 0, "the weights alone do not make a search"
 
 
 def test_a_server_computes_what_is_left_of_a_block() -> None:

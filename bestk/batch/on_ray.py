@@ -79,7 +79,7 @@ class OnRay:
     ) -> Iterator[tuple[Found, Place]]:
         """Search all rows from one place to another; yield windows in their order."""
         self._connect()
-        data = self.ray.data
+        data, count = self.ray.data, self._num_workers()
         with data.DataContext.current(self._context()):
             searched = data.read_datasource(
                 _windows(source, start, stop, window),
@@ -90,7 +90,8 @@ class OnRay:
                 Worker,
                 fn_constructor_args=(self.model, wanted, batch_size, with_columns),
                 batch_size=1,
-                compute=data.ActorPoolStrategy(size=self._num_workers()),
+                # A job of few windows, or a cluster that grows, may have fewer than it could.
+                compute=data.ActorPoolStrategy(min_size=1, max_size=count, initial_size=count),
                 **self._per_worker(),
             )
             for row in searched.iter_rows():
