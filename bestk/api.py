@@ -94,15 +94,30 @@ def search(
         rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
     )
     every = list(prompts) if is_batch(prompts) else [prompts]
-    if settings.constraints or settings.is_shaped or hooks != Hooks():
-        results = _search_chunks(lm, every, settings, batch_size, keep_tree, hooks)
-    else:
-        results = search_many(lm, every, settings, batch_size=batch_size, keep_tree=keep_tree)
+    results = search_all(
+        lm, every, settings, batch_size=batch_size, keep_tree=keep_tree, hooks=hooks
+    )
     for result in results:
         if result.notice is not None:
             logger.warning("%s", result.notice)
     finished = [finish(result) for result in results]
     return finished if is_batch(prompts) else finished[0]
+
+
+def search_all(
+    lm: LanguageModel,
+    prompts: Sequence[Any],
+    config: SearchConfig,
+    *,
+    batch_size: int | str = "auto",
+    keep_tree: bool = True,
+    hooks: Hooks | None = None,
+) -> list[SearchResult]:
+    """Search prompts by the fastest way that the settings leave; results as they were found."""
+    hooks = hooks or Hooks()
+    if config.constraints or config.is_shaped or hooks != Hooks():
+        return _search_chunks(lm, prompts, config, batch_size, keep_tree, hooks)
+    return search_many(lm, prompts, config, batch_size=batch_size, keep_tree=keep_tree)
 
 
 def best_first(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-SHORT_NAMES = ("smollm2",)
+SHORT_NAMES = ("smollm2", "toy")
 
 
 def load(
@@ -52,6 +52,10 @@ def load(
     and of the others those that it knows.
     """
     name = str(name)
+    if name == "toy":
+        from bestk.toy_language import toy_language
+
+        return toy_language()
     given = {option: value for option, value in locals().items() if option in _defaults()}
     if open_engine := opener(name):
         changed = {o: value for o, value in given.items() if value != _defaults()[o]}
@@ -132,6 +136,20 @@ def source_of(name: str) -> str:
     return source
 
 
+def shape_of(name: str, dtype: str | torch.dtype) -> Any:
+    """Make a model by its config alone, with weights that take up no memory and hold nothing."""
+    import torch
+
+    source = source_of(name)
+    try:
+        loader = _loader(source, {})
+        config = _config(source, {})
+        with torch.device("meta"):
+            return loader.from_config(config, dtype=_dtype(dtype))
+    except Exception as error:  # whatever the libraries that read configs raise
+        raise ModelError(f"the config of {name} cannot be read: {_first_line(error)}") from error
+
+
 def cache_folder() -> Path:
     """Return where converted models are kept: $BESTK_CACHE, or bestk in the user's cache folder."""
     if folder := os.environ.get("BESTK_CACHE"):
@@ -167,11 +185,17 @@ def _loader(source: str, options: dict[str, Any]) -> Any:
     """Choose the class that loads a checkpoint, by what its config says it is."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source, **options)
+    config = _config(source, options)
     if not getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForCausalLM
     speech = transformers.AutoModelForSpeechSeq2Seq
     return speech if type(config) in speech._model_mapping else transformers.AutoModelForSeq2SeqLM
+
+
+def _config(source: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(source, **options)
 
 
 def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:

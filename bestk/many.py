@@ -202,8 +202,13 @@ def auto_batch_size(lm: LanguageModel, config: SearchConfig, ids: Sequence[Seque
         lanes: int = getattr(backend, "num_lanes", _LANES_ON_CPU)
         return lanes
     each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
-    most = _LANES_ON_CPU if backend.device.type == "cpu" else _MOST_LANES
-    return int(max(1, min(free * _USABLE // each, most)))
+    return most_lanes(free, each, backend.device.type)
+
+
+def most_lanes(free_bytes: int, lane_bytes: int, device: str = "cuda") -> int:
+    """Say how many searches to run side by side in so much memory; one is always tried."""
+    most = _LANES_ON_CPU if device == "cpu" else _MOST_LANES
+    return int(max(1, min(free_bytes * _USABLE // lane_bytes, most)))
 
 
 def check_batch_size(batch_size: int | str) -> int | None:

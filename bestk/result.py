@@ -101,7 +101,7 @@ class Cost:
 
     expanded: int
     model_calls: int
-    seconds: float  # of the batch that the search ran in
+    seconds: float | None  # of the batch that the search ran in; None where it was not kept
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -140,6 +141,27 @@ Rerank = Annotated[
         rich_help_panel="Choice",
     ),
 ]
+
+
+# What `--ray` may be followed by; anything else is not its value.
+_ADDRESS = re.compile(r"auto|local|(\w+://)?[\w.-]+:\d+")
+
+
+def with_address(arguments: Sequence[str]) -> list[str]:
+    """Say which cluster is meant where `--ray` stands alone: typer knows no optional values.
+
+    >>> with_address(["batch", "--ray", "in.jsonl"])
+    ['batch', '--ray', 'local', 'in.jsonl']
+    >>> with_address(["batch", "--ray", "head:6379", "in.jsonl"])
+    ['batch', '--ray', 'head:6379', 'in.jsonl']
+    """
+    filled: list[str] = []
+    for place, argument in enumerate(arguments):
+        filled.append(argument)
+        following = arguments[place + 1] if place + 1 < len(arguments) else ""
+        if argument == "--ray" and not _ADDRESS.fullmatch(following):
+            filled.append("local")
+    return filled
 
 
 def search_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -91,16 +91,22 @@ class Checkpoint:
         length = getattr(self.config, "max_position_embeddings", None)
         return int(length) if length else None
 
-    def search_bytes(self, prompt_size: int, room: Room) -> int:
-        """Estimate the memory of one search: its cache, its logits, the reading of its prompt."""
+    @property
+    def token_bytes(self) -> int:
+        """Count the bytes of one token's keys and values, all layers together."""
         config, item = self.config, torch.empty(0, dtype=self.dtype).element_size()
         layers = int(getattr(config, "num_hidden_layers", 1))
         heads = int(getattr(config, "num_attention_heads", 1))
-        hidden = int(getattr(config, "hidden_size", 1))
-        head = int(getattr(config, "head_dim", None) or hidden // heads)
+        head = int(getattr(config, "head_dim", None) or int(config.hidden_size) // heads)
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        return layers * 2 * kv_heads * head * item
+
+    def search_bytes(self, prompt_size: int, room: Room) -> int:
+        """Estimate the memory of one search: its cache, its logits, the reading of its prompt."""
+        config, item = self.config, torch.empty(0, dtype=self.dtype).element_size()
+        hidden = int(getattr(config, "hidden_size", 1))
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        cache = layers * 2 * kv_heads * head * item * (prompt_size + room.capacity)
+        cache = self.token_bytes * (prompt_size + room.capacity)
         # Logits in the model's dtype, in float32, and once more while they are sorted.
         logits = room.width * self.vocab_size * (item + 8)
         reading = prompt_size * (6 * hidden + 3 * inner) * item
