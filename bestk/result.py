@@ -19,6 +19,7 @@ from typing import Any
 from bestk.best_k import Searches
 from bestk.config import SearchConfig
 from bestk.errors import OptionError, SchemaError
+from bestk.mass import Mass, masses
 from bestk.record import TreeRecord
 from bestk.tree import State
 from bestk.version import __version__
@@ -72,36 +73,6 @@ class LazyTexts(Mapping[int, str]):
 
     def __len__(self) -> int:
         return len(self._texts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mass:
-    """Where the model's probability went; all of it adds up to 1."""
-
-    completed: float
-    frontier: float
-    pruned_prob: float  # never opened: below min_prob
-    pruned_frontier: float  # pruned by max_frontier
-    truncated: float
-
-    @property
-    def pruned(self) -> float:
-        """Return what was pruned, for either reason."""
-        return self.pruned_prob + self.pruned_frontier
-
-    @property
-    def total(self) -> float:
-        """Add everything up; 1 but for rounding."""
-        return self.completed + self.frontier + self.pruned + self.truncated
-
-    def brief(self) -> dict[str, float]:
-        """Return the four shares that add up to 1, as plain data."""
-        return {
-            "completed": self.completed,
-            "frontier": self.frontier,
-            "pruned": self.pruned,
-            "truncated": self.truncated,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,29 +246,6 @@ def collect(
             )
         )
     return results
-
-
-def masses(searches: Searches) -> list[Mass]:
-    """Say for every search, finished or not, where the model's probability went."""
-    ledger = searches.ledger
-    columns = zip(
-        ledger.completed.tolist(),
-        searches.frontier_mass().tolist(),
-        ledger.pruned_prob.tolist(),
-        ledger.pruned_frontier.tolist(),
-        ledger.truncated.tolist(),
-        strict=True,
-    )
-    return [
-        Mass(
-            completed=completed,
-            frontier=frontier,
-            pruned_prob=pruned_prob,
-            pruned_frontier=pruned_frontier,
-            truncated=truncated,
-        )
-        for completed, frontier, pruned_prob, pruned_frontier, truncated in columns
-    ]
 
 
 def not_started(prompt: Any, config: SearchConfig, model: str) -> SearchResult:

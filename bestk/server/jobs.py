@@ -18,8 +18,9 @@ from bestk.best_k import Searches
 from bestk.config import SearchConfig
 from bestk.errors import BestKError
 from bestk.language_model import LanguageModel
+from bestk.mass import Mass, masses
 from bestk.record import TreeRecord
-from bestk.result import Hypothesis, Mass, SearchResult, collect, completions, masses
+from bestk.result import Hypothesis, SearchResult, collect, completions
 
 BEST_K = "BKS"
 
