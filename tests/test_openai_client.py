@@ -167,7 +167,7 @@ class TestStreams:
         assert {chunk.choices[0].finish_reason for chunk in chunks} == {"stop"}
         assert last.choices == []
         assert last.usage is not None
-        assert 0 < last.usage.expansions  # type: ignore[attr-defined]
+        assert last.usage.expansions > 0  # type: ignore[attr-defined]
 
     def test_chat_with_logprobs(self, client: openai.OpenAI) -> None:
         stream = client.chat.completions.create(
