@@ -44,11 +44,37 @@ SHAPING = (
 _POSITIVE = ("temperature", "repetition_penalty", "encoder_repetition_penalty")
 _SHARES = ("top_p", "min_p")
 
+# The smallest value of every setting that is a whole number.
+LEAST = {
+    "k": 1,
+    "beam_size": 1,
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "budget": 1,
+    "min_children": 0,
+    "max_children": 1,
+    "max_frontier": 1,
+    "max_completions": 1,
+    "certify": 1,
+    "top_k": 1,
+    "no_repeat_ngram_size": 1,
+    "encoder_no_repeat_ngram_size": 1,
+    "forced_bos_token_id": 0,
+}
+
+# How far real numbers reach before a score or a logit could overflow; far past any sensible value.
+REACH = {
+    "length_alpha": (-20.0, 20.0),
+    "decay_weight": (0.0, 1e6),
+    "decay_power": (0.0, 20.0),
+    "include_bonus": (0.0, 1e6),
+    "temperature": (1e-4, 1e4),
+    "repetition_penalty": (1e-4, 1e4),
+    "encoder_repetition_penalty": (1e-4, 1e4),
+}
+
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
-
-# Scores beyond this drown log-probabilities; past the range of a double nodes have no order at all.
-_LARGEST = 1e100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +139,6 @@ class SearchConfig:
         self._check_counts()
         self._check_reals()
         self._check_names()
-        self._check_sizes()
         if self.k > self.total_budget:
             raise OptionError(
                 f"k must be at most the budget of {self.total_budget}, got {self.k}: "
@@ -195,11 +220,7 @@ class SearchConfig:
         return "|".join(fields)
 
     def _check_counts(self) -> None:
-        least = {"k": 1, "beam_size": 1, "max_new_tokens": 1, "min_new_tokens": 0, "budget": 1}
-        least |= {"min_children": 0, "max_children": 1, "max_frontier": 1}
-        least |= {"max_completions": 1, "certify": 1, "top_k": 1, "no_repeat_ngram_size": 1}
-        least |= {"encoder_no_repeat_ngram_size": 1, "forced_bos_token_id": 0}
-        for name, minimum in least.items():
+        for name, minimum in LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
@@ -229,11 +250,6 @@ class SearchConfig:
             )
         if self.timeout is not None and self.timeout <= 0:
             raise OptionError(f"timeout must be above 0 seconds, got {self.timeout}")
-        if not 0 <= self.include_bonus <= _LARGEST:
-            raise OptionError(
-                f"include_bonus must be at least 0 and at most {_LARGEST:g}, "
-                f"got {self.include_bonus}"
-            )
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} must be above 0, got {getattr(self, name)}: 1 is none")
@@ -241,22 +257,10 @@ class SearchConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise OptionError(f"{name} must be above 0 and at most 1, got {value}")
-
-    def _check_sizes(self) -> None:
-        """Refuse exponents and weights whose scores no number can hold."""
-        alpha = self.alpha or 0.0
-        if not 1 / _LARGEST <= _power(self.max_new_tokens, alpha) <= _LARGEST:
-            raise OptionError(
-                f"length_alpha={alpha:g} puts max_new_tokens^length_alpha outside of "
-                f"{1 / _LARGEST:g} to {_LARGEST:g}: bring it nearer to 0"
-            )
-        age = self.total_budget + 1
-        growth = {"power": _power(age, self.decay_power), "log": math.log1p(age), "none": 0.0}
-        if not self.decay_weight <= _LARGEST / max(growth[self.decay], 1.0):
-            raise OptionError(
-                f"decay_weight={self.decay_weight:g} and decay_power={self.decay_power:g} make the "
-                f"decay of the oldest node larger than {_LARGEST:g}: lower them"
-            )
+        for name, (least, most) in REACH.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise OptionError(f"{name} goes from {least:g} to {most:g}, got {value:g}")
 
     def _check_names(self) -> None:
         for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):
@@ -278,13 +282,6 @@ class SearchConfig:
 
 
 _OPTIONAL = {f.name for f in dataclasses.fields(SearchConfig) if f.default is None}
-
-
-def _power(base: int, exponent: float) -> float:
-    try:
-        return math.pow(base, exponent)
-    except OverflowError:
-        return math.inf
 
 
 def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:

@@ -194,12 +194,17 @@ def stop_rules(lm: LanguageModel, config: SearchConfig) -> list[Rule]:
     return [StopStrings(config.stop, lm.decode, config.min_new_tokens)]
 
 
-def auto_batch_size(lm: LanguageModel, config: SearchConfig, ids: Sequence[Sequence[int]]) -> int:
-    """Choose how many searches fit side by side in what memory is free."""
+def auto_batch_size(
+    lm: LanguageModel,
+    config: SearchConfig,
+    ids: Sequence[Sequence[int]],
+    unknown: int = _LANES_ON_CPU,
+) -> int:
+    """Choose how many searches fit side by side; `unknown` where nobody knows what is free."""
     backend: Any = lm.backend
     free = backend.free_bytes() if hasattr(backend, "free_bytes") else None
     if free is None or not ids:
-        lanes: int = getattr(backend, "num_lanes", _LANES_ON_CPU)
+        lanes: int = getattr(backend, "num_lanes", unknown)
         return lanes
     each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
     return most_lanes(free, each, backend.device.type)

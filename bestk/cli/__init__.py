@@ -21,6 +21,7 @@ from bestk.cli.eval import eval
 from bestk.cli.generate import generate
 from bestk.cli.options import with_address
 from bestk.cli.report import report
+from bestk.cli.serve import serve
 from bestk.cli.show import show
 from bestk.cli.size import size
 from bestk.errors import BestKError, unknown
@@ -31,6 +32,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     batch,
     compare,
     show,
+    serve,
     eval,
     report,
     bench,

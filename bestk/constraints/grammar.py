@@ -128,7 +128,13 @@ def _compiler(lm: LanguageModel, ends: tuple[int, ...]) -> GrammarCompiler:
     known = _compilers.setdefault(lm.tokenizer, {})
     key = (lm.backend.vocab_size, *ends)
     if key not in known:
-        known[key] = xgrammar.GrammarCompiler(tokenizer_info(lm, ends))
+        try:
+            known[key] = xgrammar.GrammarCompiler(tokenizer_info(lm, ends))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise OptionError(
+                f"regex, json_schema and grammar need a tokenizer with a vocabulary, "
+                f"the one of {lm.name} shows none: leave them out"
+            ) from error
     return known[key]
 
 
