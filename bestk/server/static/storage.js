@@ -1,0 +1,23 @@
+/* What the browser keeps: small values under "bestk." names. Where storage is switched off or full,
+   the page works on without it. */
+
+const PREFIX = "bestk.";
+
+export function load(name, otherwise) {
+  try {
+    const text = localStorage.getItem(PREFIX + name);
+    return text === null ? otherwise : JSON.parse(text);
+  } catch {
+    return otherwise;
+  }
+}
+
+/** Keep a value; false says that there was no room for it. */
+export function save(name, value) {
+  try {
+    localStorage.setItem(PREFIX + name, JSON.stringify(value));
+    return true;
+  } catch {
+    return false;
+  }
+}
