@@ -8,12 +8,13 @@ import { watchKeys } from "./keys.js";
 import { fromFragment, toFragment } from "./link.js";
 import { SearchRun } from "./search_run.js";
 import { SearchView } from "./search_view.js";
+import { listSettings } from "./settings.js";
 
 const { element } = window.bestk;
 const at = (id) => document.getElementById(id);
 
 class App {
-  constructor({ settings, methods }, models) {
+  constructor(settings, methods, models) {
     this.view = "search";
     this.isBusy = false;
     this.form = new Form({ settings, methods, models }, () => this.refreshForm());
@@ -253,7 +254,7 @@ async function begin() {
   try {
     const listed = await getJson("/v1/settings");
     const models = await getJson("/v1/models");
-    window.bestk.app = new App(listed, models.data);
+    window.bestk.app = new App(listSettings(listed), listed.methods, models.data);
   } catch (error) {
     at("problem").textContent = error.message;
     at("problem").hidden = false;

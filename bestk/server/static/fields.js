@@ -24,15 +24,9 @@ export function makeField(setting, onChange) {
   return new KINDS[kindOf(setting)](setting, onChange);
 }
 
-function kindOf({ choices, type, default: usual }) {
+function kindOf({ choices, type }) {
   if (choices && choices.length) return "choice";
-  const name = String(type).toLowerCase();
-  const isMany = /\[\]|list|array|tuple|strings|integers/.test(name) || Array.isArray(usual);
-  if (isMany) return /int/.test(name) ? "integers" : "strings";
-  if (/bool/.test(name)) return "boolean";
-  if (/int/.test(name)) return "integer";
-  if (/num|float/.test(name)) return "number";
-  return "text";
+  return KINDS[type] ? type : "string";
 }
 
 class Field {
@@ -264,6 +258,10 @@ class StringsField extends Field {
   }
 }
 
+function wholeNumbers(text) {
+  return (text.match(/[^\s,]+/g) || []).map(Number);
+}
+
 class IntegersField extends StringsField {
   makeControl() {
     return element("input", { type: "text", class: "is-code", inputmode: "numeric",
@@ -271,7 +269,7 @@ class IntegersField extends StringsField {
   }
 
   get value() {
-    return (this.control.value.match(/[^\s,]+/g) || []).map(Number);
+    return wholeNumbers(this.control.value);
   }
 
   set value(value) {
@@ -282,18 +280,44 @@ class IntegersField extends StringsField {
     Field.prototype.refresh.call(this);
   }
 
+  get isWhole() {
+    return this.value.every(Number.isInteger);
+  }
+
   get problem() {
-    const isWhole = this.value.every(Number.isInteger);
-    return isWhole ? "" : `${settingTitle(this.name)} must be whole numbers with commas between.`;
+    return this.isWhole ? "" : `${settingTitle(this.name)} must be whole numbers with commas between.`;
   }
 }
 
+/** Several rows of whole numbers, one row to a line. */
+class RowsField extends IntegersField {
+  makeControl() {
+    return element("textarea", { rows: "1", class: "is-code is-lines", spellcheck: "false",
+      placeholder: "ids with commas, one sequence to a line" });
+  }
+
+  get value() {
+    const lines = this.control.value.split("\n").map(wholeNumbers);
+    return lines.filter((row) => row.length);
+  }
+
+  set value(value) {
+    this.control.value = (value || []).map((row) => row.join(", ")).join("\n");
+  }
+
+  get isWhole() {
+    return this.value.flat().every(Number.isInteger);
+  }
+}
+
+// By the server's names of types; one that is not here is typed as text.
 const KINDS = {
   choice: ChoiceField,
   boolean: BooleanField,
   integer: IntegerField,
   number: NumberField,
-  text: TextField,
-  strings: StringsField,
-  integers: IntegersField,
+  string: TextField,
+  "string[]": StringsField,
+  "integer[]": IntegersField,
+  "integer[][]": RowsField,
 };

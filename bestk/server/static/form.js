@@ -7,14 +7,17 @@ const at = (id) => document.getElementById(id);
 
 const MODES = {
   answer: "A chat model gets the prompt in its chat format and answers.",
+  plain: "This model knows no chat: the texts go on where the prompt ends.",
   continue: "The texts go on where the prompt ends.",
 };
 
 export class Form {
   constructor({ settings, methods, models }, onChange) {
     this.problems = [];
-    const names = models.map(({ id }) => id);
-    at("model").replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+    this.models = models;
+    const options = models.map(({ id }) => element("option", { value: id }, id));
+    at("model").replaceChildren(...options);
+    at("model").addEventListener("change", () => this.showMode());
     at("method").replaceChildren(
       ...methods.map((name) => element("option", { value: name }, methodTitle(name))));
     this.settings = new Settings(at("settings"), settings, () => {
@@ -36,6 +39,10 @@ export class Form {
 
   get isRaw() {
     return this.modes.find((radio) => radio.checked).value === "continue";
+  }
+
+  get isChat() {
+    return this.models.find(({ id }) => id === at("model").value)?.is_chat !== false;
   }
 
   get asked() {
@@ -69,7 +76,9 @@ export class Form {
   }
 
   showMode() {
-    at("prompt-help").textContent = MODES[this.isRaw ? "continue" : "answer"];
+    const { isChat } = this;
+    const mode = this.isRaw ? "continue" : isChat ? "answer" : "plain";
+    at("prompt-help").textContent = MODES[mode];
   }
 
   showMethod(isShown) {

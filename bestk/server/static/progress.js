@@ -14,6 +14,12 @@ const REASONS = {
   finished: "every beam is complete or full",
   num_draws: "all texts are drawn",
 };
+const NOTES = {
+  texts: "Unique texts so far",
+  expanded: "Nodes that the model was asked about, of the budget",
+  seen: "Share of the model's probability that is in the complete texts",
+  time: "Time of the search",
+};
 const SHARES = [
   ["completed", "in complete texts"],
   ["frontier", "still open"],
@@ -29,7 +35,9 @@ export class Progress {
     for (const [name, title] of [["texts", "Texts"], ["expanded", "Expanded"],
       ["seen", "Probability"], ["time", "Time"]]) {
       this.facts[name] = element("dd", {}, "–");
-      facts.append(element("div", {}, element("dt", {}, title), this.facts[name]));
+      const fact = element("div", {}, element("dt", {}, title), this.facts[name]);
+      fact.title = NOTES[name];
+      facts.append(fact);
     }
     this.shares = element("div", { class: "mass", role: "img" });
     this.word = element("p", { class: "progress-word" });
@@ -77,7 +85,7 @@ export function stateText(run) {
   if (run.state === "waiting") return "Asking the server…";
   if (run.state === "queued") {
     const { position } = run;
-    if (!(position > 0)) return "About to begin…";
+    if (!(position > 0)) return "Waiting: this search is next.";
     return `Waiting: ${position === 1 ? "one search" : `${position} searches`} before this one.`;
   }
   if (run.state === "running") return run.parts.length || run.texts.size ? "Searching…" : "Running…";

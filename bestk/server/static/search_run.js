@@ -39,6 +39,11 @@ export class SearchRun {
     return ["done", "stopped", "failed"].includes(this.state);
   }
 
+  /** Whether the method tells of its steps, and so has a tree that grows. */
+  get growsTree() {
+    return /^(BKS|BFS)/i.test(this.request.method);
+  }
+
   get elapsed() {
     return this.began === undefined ? 0 : ((this.ended ?? performance.now()) - this.began) / 1000;
   }
@@ -80,13 +85,15 @@ export class SearchRun {
 
   take(name, data) {
     if (name === "queued") {
-      this.state = "queued";
+      // Of a method without steps nothing more is heard, so the next in line may be running.
+      this.state = data.position > 0 || this.growsTree ? "queued" : "running";
       this.position = data.position;
     } else if (name === "start") {
       this.state = "running";
-      this.began = performance.now(); // waiting in the queue is not searching
+      this.began = performance.now();
       Object.assign(this, { budget: data.budget, signature: data.signature, id: data.id });
     } else if (name === "step") {
+      if (this.state === "queued") this.began = performance.now(); // waiting is not searching
       this.state = "running";
       this.expanded = data.expanded;
       this.mass = data.mass;
@@ -130,7 +137,10 @@ export class SearchRun {
 
   /** What is saved as JSON: the result itself, or of a search that was broken off what it found. */
   toJson() {
-    if (this.result) return this.result;
+    if (this.result) {
+      const { graph, ...result } = this.result;
+      return result.tree ? result : { ...result, graph }; // the graph follows from the tree
+    }
     const { prompt } = this.request;
     return {
       format: "bestk.partial",

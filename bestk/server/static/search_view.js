@@ -7,6 +7,8 @@ import { methodTitle, plural, seconds, settingsText, shorten } from "./words.js"
 
 const { element } = window.bestk;
 
+const MANY_NODES = 10_000;
+
 export class SearchView {
   /** `page` offers theme() and say(words). */
   constructor(host, page) {
@@ -166,7 +168,7 @@ export class SearchView {
   async saveHtml() {
     this.html.disabled = true;
     try {
-      download(await render(this.run.graph), `${fileName(this.run)}.html`);
+      download(await render(sendable(this.run.graph)), `${fileName(this.run)}.html`);
     } catch (error) {
       this.error.textContent = error.message;
       this.error.hidden = false;
@@ -176,15 +178,23 @@ export class SearchView {
 }
 
 function waitText(run) {
-  return /^BKS$/i.test(run.request.method)
+  return run.growsTree
     ? "The tree appears with its first step."
     : "The texts come all at once, when the method has ended.";
 }
 
 function noTreeText(run) {
-  return /^BKS$/i.test(run.request.method)
+  return run.growsTree
     ? "The tree of this search is no longer in memory: run it again to see it."
     : "This method keeps no tree; here are its texts.";
+}
+
+/** A graph small enough to send: a very large one goes without the children that were not opened. */
+function sendable(graph) {
+  if (graph.nodes.length <= MANY_NODES) return graph;
+  const nodes = graph.nodes.filter((node) => node.state !== "pruned_prob");
+  const num_left_out = (graph.num_left_out || 0) + graph.nodes.length - nodes.length;
+  return { ...graph, nodes, num_left_out };
 }
 
 function fileName(run) {

@@ -14,6 +14,23 @@ const PANEL_NOTES = {
   Choice: "Which texts are shown, and in which order",
 };
 
+/** Every setting that a request may hold, from what the server says of itself: those of the search,
+    then those that choose among its texts. */
+export function listSettings({ settings, selections, rerankers, defaults }) {
+  const choice = (name, type, help, more) => ({ name, type, help, panel: "Choice", ...more });
+  return [
+    ...settings,
+    choice("num_texts", "integer", "Texts shown; all unless given.", { default: null, min: 1 }),
+    choice("select", "string", "The best texts, or diverse: good ones that differ.",
+      { choices: selections, default: defaults.select }),
+    choice("diversity", "number", "How much diverse texts differ: 0, quality alone, to 1.",
+      { default: defaults.diversity, min: 0, max: 1 }),
+    choice("rerank", "string", "Another order: the texts most like the others come first.",
+      { choices: rerankers, default: null }),
+    choice("seed", "integer", "Of samplers: another seed draws other texts.", { default: 0, min: 0 }),
+  ];
+}
+
 export class Settings {
   constructor(host, listed, onChange) {
     this.onChange = onChange;
