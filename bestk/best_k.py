@@ -122,6 +122,7 @@ class Searches:
         self.batch = batch
         self.rules = tuple(rules)
         self.vocab_size = vocab_size
+        self.eos_ids = eos_ids
         self.room = room(config, vocab_size, sum(rule.num_wanted for rule in self.rules))
         num_children = self.room.num_children + self.room.num_wanted
         self.tree = Tree(batch, self.room.capacity, self.room.depth, num_children, device)
@@ -160,6 +161,12 @@ class Searches:
         self.timed_out.index_fill_(0, rows, False)
         self.frontier.clear(rows)
         return self.tree.plant(rows)
+
+    def columns(self) -> list[Tensor]:
+        """Name every tensor that has a row per search."""
+        own = [self.clock, self.num_completions, self.num_truncated, self.pruned_bound]
+        own += [self.broken_at, self.is_active, self.timed_out, *vars(self.ledger).values()]
+        return [*own, *self.tree.columns(), *self.frontier.columns()]
 
     def time_out(self, rows: Iterable[int]) -> None:
         """Stop these searches where they are."""

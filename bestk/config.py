@@ -43,6 +43,24 @@ SHAPING = (
 _POSITIVE = ("temperature", "repetition_penalty", "encoder_repetition_penalty")
 _SHARES = ("top_p", "min_p")
 
+# The smallest value of every setting that is a whole number.
+LEAST = {
+    "k": 1,
+    "beam_size": 1,
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "budget": 1,
+    "min_children": 0,
+    "max_children": 1,
+    "max_frontier": 1,
+    "max_completions": 1,
+    "certify": 1,
+    "top_k": 1,
+    "no_repeat_ngram_size": 1,
+    "encoder_no_repeat_ngram_size": 1,
+    "forced_bos_token_id": 0,
+}
+
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
 
@@ -188,11 +206,7 @@ class SearchConfig:
         return "|".join(fields)
 
     def _check_counts(self) -> None:
-        least = {"k": 1, "beam_size": 1, "max_new_tokens": 1, "min_new_tokens": 0, "budget": 1}
-        least |= {"min_children": 0, "max_children": 1, "max_frontier": 1}
-        least |= {"max_completions": 1, "certify": 1, "top_k": 1, "no_repeat_ngram_size": 1}
-        least |= {"encoder_no_repeat_ngram_size": 1, "forced_bos_token_id": 0}
-        for name, minimum in least.items():
+        for name, minimum in LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue

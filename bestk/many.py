@@ -191,12 +191,17 @@ def stop_rules(lm: LanguageModel, config: SearchConfig) -> list[Rule]:
     return [StopStrings(config.stop, lm.decode, config.min_new_tokens)]
 
 
-def auto_batch_size(lm: LanguageModel, config: SearchConfig, ids: Sequence[Sequence[int]]) -> int:
-    """Choose how many searches fit side by side in what memory is free."""
+def auto_batch_size(
+    lm: LanguageModel,
+    config: SearchConfig,
+    ids: Sequence[Sequence[int]],
+    unknown: int = _LANES_ON_CPU,
+) -> int:
+    """Choose how many searches fit side by side; `unknown` where nobody knows what is free."""
     backend: Any = lm.backend
     free = backend.free_bytes() if hasattr(backend, "free_bytes") else None
     if free is None or not ids:
-        return _LANES_ON_CPU
+        return unknown
     each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
     return int(max(1, min(free * _USABLE // each, _MOST_LANES)))
 

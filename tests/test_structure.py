@@ -27,7 +27,7 @@ LAYERS = [
     {"scoring", "backends.base"},
     {"tree", "frontier"},
     {"best_k"},
-    {"record", "result", "lanes"},
+    {"record", "mass", "result", "lanes", "open_lanes", "settings"},
     {"backends", "language_model", "stopping", "constraints", "processing", "criteria"}
     | {"token_text", "encoder_decoder", "many", "run", "api", "loading"}
     | {"ngrams", "selection", "rerank", "finish"},

@@ -22,8 +22,9 @@ from bestk.best_k import Rule
 from bestk.config import SearchConfig
 from bestk.errors import ModelError, OptionError
 from bestk.language_model import LanguageModel
+from bestk.mass import Mass
 from bestk.record import TreeRecord
-from bestk.result import Cost, Hypothesis, Mass, SearchResult, merge, rank, ranking_score
+from bestk.result import Cost, Hypothesis, SearchResult, merge, rank, ranking_score
 from bestk.stopping import StopStrings
 from bestk.tree import Tree
 from bestk.version import __version__

@@ -19,11 +19,12 @@ from bestk.cli.compare import compare
 from bestk.cli.eval import eval
 from bestk.cli.generate import generate
 from bestk.cli.report import report
+from bestk.cli.serve import serve
 from bestk.cli.show import show
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
-COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare, show, eval, report, bench)
+COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare, show, serve, eval, report, bench)
 
 app = typer.Typer(
     name="bestk",

@@ -279,6 +279,15 @@ class Seq2SeqPrefixSession(PrefixSession):
         logits = self.forbidden.at_start(self.read(self.prompts, rows)[:, None])
         return shaped_children(group, logits, self.num_children, self.shaper)
 
+    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> Seq2SeqPrefixSession:
+        """Return a session of another size that goes on with these searches."""
+        other = super().moved(rows, batch, prompt_size)
+        assert isinstance(other, Seq2SeqPrefixSession)
+        old = [*rows, *[min(self.parts)] * (batch - len(rows))]
+        other.parts = {new: self.parts[row] for new, row in enumerate(old)}
+        other.encoded = Encoded.joined(list(other.parts.values()))
+        return other
+
     @torch.inference_mode()
     def expand(self, group: Group) -> Children:
         """Read the prefixes of all nodes, each over its own source."""
