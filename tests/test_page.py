@@ -233,6 +233,13 @@ def test_a_stopped_search_keeps_its_texts_and_frees_the_server(visit: Any) -> No
         assert "bestk-graph" in download(shown, "HTML").read_text(encoding="utf-8")
         shown.page.keyboard.press("h")
         assert "Once upon a time" in shown.page.inner_text("#history-list")
+        shown.page.keyboard.press("Escape")
+        shown.page.click("#run")
+        shown.until(lambda: shown.state == "running", "another search")
+        shown.js("location.hash = '#prompt=Next&run=1&k=2&beam_size=2&max_new_tokens=6'")
+        next_one = "bestk.app.search.run.request.prompt"
+        shown.until(lambda: shown.js(next_one) == "Next", "a link opened while a search runs")
+        shown.ended()
 
 
 @needs_browser
@@ -461,6 +468,20 @@ def test_exports_open_elsewhere(visit: Any, toy: str) -> None:
     assert other.locator("[aria-label='Texts, ranked'] button").count() == len(result.texts)
 
 
+@needs_browser
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_texts_are_copied(visit: Any, toy: str, is_secure: bool) -> None:
+    shown = visit(toy, permissions=["clipboard-read", "clipboard-write"])
+    shown.run()
+    if not is_secure:  # as on a server elsewhere on the network
+        shown.js("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    shown.page.get_by_role("button", name="Copy texts").click()
+    shown.page.get_by_role("button", name="Copied").wait_for()
+    shown.page.fill("#prompt", "")
+    shown.page.keyboard.press("Control+V")
+    assert shown.page.input_value("#prompt") == "\n".join(t.strip() for t in expected().texts)
+
+
 # ---- comparing ----------------------------------------------------------------------------------
 
 
@@ -516,6 +537,9 @@ def test_two_settings_side_by_side(visit: Any, toy: str) -> None:
         assert as_shown(texts) == as_shown(expected(scoring=scoring).texts)
     other = visit(toy, link)
     assert other.js("bestk.app.asked") == shown.js("bestk.app.asked")
+    saved = json.loads(download(shown, "JSON").read_text(encoding="utf-8"))
+    results = [bestk.SearchResult.from_json(lane["result"]) for lane in saved["lanes"]]
+    assert [result.config.scoring for result in results] == ["mean", "last"]
     shown.open()
     shown.page.click("#open-history")
     shown.page.locator(".history-open").click()

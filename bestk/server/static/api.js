@@ -1,7 +1,7 @@
 /* The server, as the page sees it: requests, their errors in words, and the events of a search.
    Knows nothing of the page but that somebody can be asked for a token. */
 
-const TOKEN = "bestk.token";
+import { loadToken, saveToken } from "./storage.js";
 
 export class ServerError extends Error {
   /** `param` is the field of the request that is to blame, where the server says so. */
@@ -41,7 +41,7 @@ export async function render(graph) {
 
 async function send(path, { body, signal } = {}, isSecondTry = false) {
   const headers = {};
-  const token = sessionStorage.getItem(TOKEN);
+  const token = loadToken();
   if (token) headers.Authorization = `Bearer ${token}`;
   if (body) headers["Content-Type"] = "application/json";
   const method = body ? "POST" : "GET";
@@ -56,7 +56,7 @@ async function send(path, { body, signal } = {}, isSecondTry = false) {
   if (response.status === 401) {
     const given = await askToken(isSecondTry);
     if (given === null) throw new ServerError("This server wants a token.", 401);
-    sessionStorage.setItem(TOKEN, given);
+    saveToken(given);
     return send(path, { body, signal }, true);
   }
   throw await explain(response);

@@ -1,5 +1,6 @@
 /* The page put together: the form asks, a view shows, the link and the history remember. */
 import { getJson, onTokenNeeded, ServerError } from "./api.js";
+import { copyText } from "./clipboard.js";
 import { CompareView } from "./compare_view.js";
 import { EXAMPLES } from "./examples.js";
 import { Form } from "./form.js";
@@ -9,8 +10,9 @@ import { fromFragment, toFragment } from "./link.js";
 import { SearchRun } from "./search_run.js";
 import { SearchView } from "./search_view.js";
 import { listSettings } from "./settings.js";
+import { shorten } from "./words.js";
 
-const { element } = window.bestk;
+const { element, theme } = window.bestk;
 const at = (id) => document.getElementById(id);
 
 class App {
@@ -19,7 +21,7 @@ class App {
     this.isBusy = false;
     this.form = new Form({ settings, methods, models }, () => this.refreshForm());
     const say = (words) => (at("said").textContent = words);
-    this.search = new SearchView(at("search-view"), { say, theme });
+    this.search = new SearchView(at("search-view"), { say, theme: () => theme.name });
     this.compare = new CompareView(at("compare-view"), {
       say,
       methods,
@@ -55,9 +57,13 @@ class App {
     this.remember();
   }
 
-  openLink() {
+  async openLink() {
     const link = fromFragment(location.hash, this.form.settings.names);
     if (!link) return;
+    if (this.isBusy) {
+      this.stop();
+      await this.current;
+    }
     this.open(link.asked);
     const problems = [...link.problems, ...this.form.problems];
     if (problems.length) this.form.complain(problems.join(" "));
@@ -66,14 +72,21 @@ class App {
 
   /** Put what the form asks for into the address, so that the address is the link. */
   remember() {
-    window.history.replaceState(null, "", `#${toFragment(this.asked)}`);
+    const { asked } = this;
+    window.history.replaceState(null, "", `#${toFragment(asked)}`);
+    document.title = `${shorten(asked.prompt, 60)} · bestk`;
   }
 
   /* ---- running ------------------------------------------------------------------------------- */
 
-  async run() {
+  run() {
+    if (!this.isBusy) this.current = this.runOnce();
+    return this.current;
+  }
+
+  async runOnce() {
     const isCompare = this.view === "compare";
-    if (this.isBusy || !this.form.check() || (isCompare && !this.compare.check())) return;
+    if (!this.form.check() || (isCompare && !this.compare.check())) return;
     this.setBusy(true);
     this.remember();
     const { asked } = this;
@@ -145,28 +158,13 @@ class App {
 
   async copyLink() {
     at("share-link").select();
-    await navigator.clipboard.writeText(at("share-link").value);
+    await copyText(at("share-link").value);
     at("share-copy").textContent = "Copied";
   }
 
   toggleForm() {
     const isHidden = document.body.classList.toggle("is-formless");
     at("toggle-form").setAttribute("aria-expanded", String(!isHidden));
-  }
-
-  toggleTheme() {
-    const next = theme() === "dark" ? "light" : "dark";
-    try {
-      localStorage.setItem("bestk.theme", next);
-    } catch {
-      // It lasts as long as the page, then.
-    }
-    this.setTheme(next);
-  }
-
-  setTheme(name) {
-    document.documentElement.dataset.theme = name;
-    this.search.setTheme(name);
   }
 
   /** Everything that can be clicked or pressed. */
@@ -181,7 +179,7 @@ class App {
       history: () => this.history.open(),
       share: () => this.share(),
       form: () => this.toggleForm(),
-      theme: () => this.toggleTheme(),
+      theme: () => theme.toggle(),
       keys: () => at("keys").showModal(),
     };
     const clicks = { stop: "stop", "view-search": "search", "view-compare": "compare",
@@ -196,9 +194,7 @@ class App {
     at("share-copy").addEventListener("click", () => this.copyLink());
     watchKeys(actions, at("key-list"), at("single-keys"));
     window.addEventListener("hashchange", () => this.openLink());
-    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
-      if (!localStorage.getItem("bestk.theme")) this.setTheme(event.matches ? "dark" : "light");
-    });
+    theme.onChange((name) => this.search.setTheme(name));
     for (const host of [at("welcome-cards"), at("example-cards")]) {
       host.replaceChildren(...EXAMPLES.map((example) => this.card(example)));
     }
@@ -216,10 +212,6 @@ class App {
     });
     return card;
   }
-}
-
-function theme() {
-  return document.documentElement.dataset.theme;
 }
 
 /** Ask for the token; resolves to null if the reader cancels. */

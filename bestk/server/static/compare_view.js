@@ -1,5 +1,6 @@
 /* Searches of one prompt side by side: lanes that differ in method or settings, run one after the
    other so that their times can be compared, and a table of what they found. */
+import { downloadJson, fileName } from "./files.js";
 import { Lane } from "./lane.js";
 import { measure, ORDERS } from "./measures.js";
 import { plural } from "./words.js";
@@ -51,6 +52,9 @@ export class CompareView {
       });
       return button;
     });
+    this.json = element("button", { type: "button", disabled: true }, "JSON");
+    this.json.title = "Save what the lanes found as JSON";
+    this.json.addEventListener("click", () => this.saveJson());
     this.table = element("div", { class: "table-box", tabindex: "0", role: "region",
       "aria-label": "What the lanes found", hidden: true });
     this.row = element("div", { class: "lanes" });
@@ -59,7 +63,7 @@ export class CompareView {
         element("h2", { class: "outcome-title" }, "Side by side"),
         element("p", { class: "outcome-sub" },
           "Each lane: the form's prompt and settings, and its own changes.")),
-      element("div", { class: "acts" }, ...presets, this.add));
+      element("div", { class: "acts" }, ...presets, this.add, this.json));
     this.note = element("p", { class: "field-help table-note", hidden: true }, NOTE);
     this.host.replaceChildren(head, this.table, this.note, this.row);
   }
@@ -126,6 +130,17 @@ export class CompareView {
     this.refresh();
   }
 
+  saveJson() {
+    const lanes = this.ended.map(({ letter, run }) => ({
+      lane: letter,
+      request: run.body(),
+      measures: measure(run.result, TOP),
+      result: run.toJson(),
+    }));
+    const { prompt } = this.ended[0].run.request;
+    downloadJson({ format: "bestk.comparison", version: 1, lanes }, `${fileName(prompt)}-compared`);
+  }
+
   get ended() {
     return this.lanes.filter((lane) => lane.run?.result);
   }
@@ -140,7 +155,7 @@ export class CompareView {
 
   refresh() {
     const { ended } = this;
-    this.table.hidden = this.note.hidden = !ended.length;
+    this.table.hidden = this.note.hidden = this.json.disabled = !ended.length;
     if (ended.length) this.table.replaceChildren(table(ended));
     for (const lane of this.lanes) if (lane.run) lane.refresh();
   }

@@ -88,7 +88,7 @@ export function stateText(run) {
     if (!(position > 0)) return "Waiting: this search is next.";
     return `Waiting: ${position === 1 ? "one search" : `${position} searches`} before this one.`;
   }
-  if (run.state === "running") return run.parts.length || run.texts.size ? "Searching…" : "Running…";
+  if (run.state === "running") return run.growsTree ? "Searching…" : "Running…";
   if (run.state === "stopped") return "Stopped. What was found stays.";
   if (run.state === "failed") return "Broken off.";
   const { result } = run;

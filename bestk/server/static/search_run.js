@@ -9,7 +9,9 @@ export class SearchRun {
     this.onChange = onChange;
     this.state = "waiting"; // then queued, running, and in the end done, stopped or failed
     this.texts = new Map(); // by text, the best of equal ones
-    this.parts = []; // of the graph, as they came
+    this.known = null; // of the graph, all but its nodes and steps
+    this.nodes = new Map();
+    this.steps = [];
     this.expanded = 0;
     this.budget = null;
     this.mass = null;
@@ -29,7 +31,7 @@ export class SearchRun {
       Object.assign(run, { mass: saved.mass, expanded: saved.cost.expanded, state: "done" });
     } else {
       for (const text of saved.hypotheses) run.texts.set(text.text, text);
-      if (graph) run.parts.push(graph);
+      if (graph) run.absorb(graph);
       run.state = "stopped";
     }
     return run;
@@ -98,7 +100,7 @@ export class SearchRun {
       this.expanded = data.expanded;
       this.mass = data.mass;
       for (const text of data.texts) this.add(text);
-      if (data.graph) this.parts.push(data.graph);
+      if (data.graph) this.absorb(data.graph);
     } else if (name === "result") {
       this.result = data;
       this.mass = data.mass;
@@ -119,6 +121,12 @@ export class SearchRun {
     }
   }
 
+  absorb({ nodes, steps, ...known }) {
+    this.known = { ...this.known, ...known };
+    for (const node of nodes) this.nodes.set(node.id, node);
+    this.steps.push(...steps);
+  }
+
   end(state) {
     this.state = state;
     this.ended = performance.now();
@@ -127,12 +135,8 @@ export class SearchRun {
   /** The whole graph, put together from its parts where the search did not come to its end. */
   get graph() {
     if (this.result && this.result.graph) return this.result.graph;
-    if (!this.parts.length) return null;
-    const nodes = new Map();
-    for (const part of this.parts) for (const node of part.nodes) nodes.set(node.id, node);
-    const last = this.parts[this.parts.length - 1];
-    const steps = this.parts.flatMap((part) => part.steps);
-    return { ...last, nodes: [...nodes.values()], steps };
+    if (!this.known) return null;
+    return { ...this.known, nodes: [...this.nodes.values()], steps: this.steps };
   }
 
   /** What is saved as JSON: the result itself, or of a search that was broken off what it found. */

@@ -1,6 +1,8 @@
 /* One search on the page: how far it is, its tree as it grows with the texts beside it (or the texts
    alone where a method has no tree), and ways to take it away. */
 import { render } from "./api.js";
+import { copyText } from "./clipboard.js";
+import { download, downloadJson, fileName } from "./files.js";
 import { Progress, stateText } from "./progress.js";
 import { TextList } from "./text_list.js";
 import { methodTitle, plural, seconds, settingsText, shorten } from "./words.js";
@@ -154,21 +156,20 @@ export class SearchView {
 
   async copyTexts() {
     const texts = this.run.ranked.map((text) => text.text.trim());
-    await navigator.clipboard.writeText(texts.join("\n"));
+    await copyText(texts.join("\n"));
     this.page.say(`${plural(texts.length, "text")} copied.`);
     this.copy.textContent = "Copied";
     setTimeout(() => (this.copy.textContent = "Copy texts"), 1500);
   }
 
   saveJson() {
-    const text = JSON.stringify(this.run.toJson(), null, 1);
-    download(new Blob([text], { type: "application/json" }), `${fileName(this.run)}.json`);
+    downloadJson(this.run.toJson(), fileName(this.run.request.prompt));
   }
 
   async saveHtml() {
     this.html.disabled = true;
     try {
-      download(await render(sendable(this.run.graph)), `${fileName(this.run)}.html`);
+      download(await render(sendable(this.run.graph)), `${fileName(this.run.request.prompt)}.html`);
     } catch (error) {
       this.error.textContent = error.message;
       this.error.hidden = false;
@@ -195,15 +196,4 @@ function sendable(graph) {
   const nodes = graph.nodes.filter((node) => node.state !== "pruned_prob");
   const num_left_out = (graph.num_left_out || 0) + graph.nodes.length - nodes.length;
   return { ...graph, nodes, num_left_out };
-}
-
-function fileName(run) {
-  const words = run.request.prompt.toLowerCase().match(/[\p{L}\p{N}]+/gu) || ["search"];
-  return `bestk-${words.slice(0, 6).join("-").slice(0, 60)}`;
-}
-
-function download(blob, name) {
-  const link = element("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

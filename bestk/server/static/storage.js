@@ -21,3 +21,23 @@ export function save(name, value) {
     return false;
   }
 }
+
+/* The token is kept for this tab alone, and in memory where even that is refused. */
+let token = null;
+
+export function loadToken() {
+  try {
+    return sessionStorage.getItem(`${PREFIX}token`) ?? token;
+  } catch {
+    return token;
+  }
+}
+
+export function saveToken(given) {
+  token = given;
+  try {
+    sessionStorage.setItem(`${PREFIX}token`, given);
+  } catch {
+    // It lasts as long as the page, then.
+  }
+}

@@ -1,5 +1,6 @@
 /* A list of ranked texts: choose one for its numbers, copy it. For results that have no tree, and for
    lanes of a comparison. Texts go in as text. */
+import { copyText } from "./clipboard.js";
 import { plural } from "./words.js";
 
 const { element } = window.bestk;
@@ -41,7 +42,7 @@ export class TextList {
     const row = { ...parts, button, about, facts, tag, item: element("li", {}, button, tag, about) };
     button.addEventListener("click", () => this.toggle(row));
     copy.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(row.text);
+      await copyText(row.text);
       copy.textContent = "Copied";
     });
     row.copy = copy;
