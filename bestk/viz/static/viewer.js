@@ -188,6 +188,7 @@
     setLive(isLive) {
       this.graph.isLive = isLive;
       if (!isLive && this.motion.isFollowing) this.motion.home();
+      this.refreshLegend();
       this.refresh();
     }
 
