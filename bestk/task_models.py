@@ -39,11 +39,13 @@ class Card:
         """Read the card of an adapter's folder."""
         try:
             told = json.loads((folder / CARD).read_text(encoding="utf-8"))
-            if (told.pop("format"), told.pop("version")) != (FORMAT, FORMAT_VERSION):
-                raise SchemaError(f"{folder / CARD} is not version {FORMAT_VERSION} of {FORMAT}")
-            return cls(**told)
+            made_for = told.pop("format"), told.pop("version")
+            card = cls(**told) if made_for == (FORMAT, FORMAT_VERSION) else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SchemaError(f"{folder / CARD} is no card of an adapter: {error}") from None
+        if card is None:
+            raise SchemaError(f"{folder / CARD} is not version {FORMAT_VERSION} of {FORMAT}")
+        return card
 
 
 def names() -> list[str]:
