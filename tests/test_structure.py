@@ -29,7 +29,7 @@ LAYERS = [
     {"best_k"},
     {"record", "result", "lanes"},
     {"backends", "language_model", "stopping", "constraints", "processing", "criteria"}
-    | {"token_text", "encoder_decoder", "many", "run", "api", "loading"}
+    | {"token_text", "encoder_decoder", "many", "run", "api", "loading", "task_models"}
     | {"ngrams", "selection", "rerank", "finish"},
     set(),  # everything that builds on the API, unless it is named above or below
     {"server", "cli", "__main__"},

@@ -6,12 +6,14 @@
                      run was killed
     times.jsonl      the seconds of each, which are never the same; the last line for a pair counts
 
-A batch of results is one write. After a kill the results go back to the last whole batch, so that
+A finished run may be packed with gzip, file by file: reports read it as it is. A batch of results is
+one write. After a kill the results go back to the last whole batch, so that
 a resumed run does exactly what an unbroken one does. Knows files, not models.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -48,6 +50,8 @@ class Store:
 
     def begin(self, settings: dict[str, Any], examples: Sequence[Example]) -> None:
         """Write down what is to be run, or check that it is what the folder was begun with."""
+        if self.results.with_name(self.results.name + ".gz").exists():
+            raise OptionError(f"{self.folder} has a packed run: gunzip its files to go on with it")
         told = {"format": FORMAT, "version": FORMAT_VERSION, **settings}
         if (self.folder / "settings.json").exists():
             _refuse_other(self.folder, read_settings(self.folder), told)
@@ -143,9 +147,14 @@ def _key(line: bytes, path: Path) -> Key:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    if not path.exists():
+    packed = path.with_name(path.name + ".gz")
+    if path.exists():
+        text = path.read_bytes()
+    elif packed.exists():  # a finished run, put away
+        text = gzip.decompress(packed.read_bytes())
+    else:
         return []
-    return path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off
+    return text.split(b"\n")[:-1]  # what follows the last newline was cut off
 
 
 def _cut(path: Path, num_lines: int) -> None:
