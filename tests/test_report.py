@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
@@ -286,3 +287,14 @@ def test_a_real_miniature(smollm2: Any, tmp_path: Path) -> None:
         record = json.loads(line)
         assert len(set(record["texts"])) == len(record["texts"])
         assert sum(record["counts"]) >= len(record["texts"])
+
+
+def test_a_packed_run_reports_the_same_and_is_not_written_to(toy: Path, tmp_path: Path) -> None:
+    for path in toy.glob("*.json*"):
+        if path.suffix == ".jsonl":
+            (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        else:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert load_runs([tmp_path]).pools == load_runs([toy]).pools
+    with pytest.raises(OptionError, match="has a packed run: gunzip its files to go on with it"):
+        run_toy(tmp_path)

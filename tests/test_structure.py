@@ -30,7 +30,7 @@ LAYERS = [
     {"record", "mass", "result", "lanes", "open_lanes", "settings"},
     {"backends", "language_model", "stopping", "constraints", "processing", "criteria"}
     | {"token_text", "encoder_decoder", "many", "run", "api", "loading", "toy_language"}
-    | {"engines", "servers", "vllm_engines"}
+    | {"engines", "servers", "vllm_engines", "task_models"}
     | {"ngrams", "selection", "rerank", "finish"},
     set(),  # everything that builds on the API, unless it is named above or below
     {"server", "cli", "__main__"},

@@ -24,6 +24,9 @@ def eval(
     num_examples: Annotated[
         int | None, typer.Option("--num-examples", "-n", help="Examples, at random; else all.")
     ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Another part of the data, such as dev or validation.")
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the data; the hub unless given.")
     ] = None,
@@ -59,6 +62,7 @@ def eval(
         task=task,
         methods=tuple(ablation or split(methods)),
         num_examples=num_examples,
+        split=split,
         beam_size=beam_size,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),

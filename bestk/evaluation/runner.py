@@ -41,6 +41,7 @@ class Settings:
     task: str | Task
     methods: tuple[str, ...] = ("BS", "BKS_mean", "BKS_last")
     num_examples: int | None = None  # all of them
+    split: str | None = None  # the task's own
     beam_size: int = SearchConfig.beam_size
     max_new_tokens: int | None = None  # the task's
     stop: tuple[str, ...] = ()  # strings that complete a text, for models that know no end
@@ -87,7 +88,8 @@ def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Pr
     task = task_of(settings.task)
     style = style_of(settings.style, lm)
     methods = parse_all(settings.methods)
-    examples = choose(read_examples(task, settings.data_dir), settings.num_examples, settings.seed)
+    every = read_examples(task, settings.data_dir, settings.split)
+    examples = choose(every, settings.num_examples, settings.seed)
     plan = make_plan(lm, task, examples, methods, settings)
     store = Store(folder)
     try:

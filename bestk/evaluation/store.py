@@ -6,12 +6,14 @@
                      run was killed
     times.jsonl      the seconds of each, which are never the same; the last line for a pair counts
 
-A batch of results is one write. After a kill the results go back to the last whole batch, so that
-a resumed run does exactly what an unbroken one does. Knows files, not models.
+A finished run may be packed with gzip, file by file: reports read it as it is. A batch of results
+is one write. After a kill the results go back to the last whole batch, so that a resumed run does
+exactly what an unbroken one does. Knows files, not models.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,6 +48,8 @@ class Store:
 
     def begin(self, settings: dict[str, Any], examples: Sequence[Example]) -> None:
         """Write down what is to be run, or check that it is what the folder was begun with."""
+        if self.results.with_name(self.results.name + ".gz").exists():
+            raise OptionError(f"{self.folder} has a packed run: gunzip its files to go on with it")
         told = {"format": FORMAT, "version": FORMAT_VERSION, **settings}
         if (self.folder / "settings.json").exists():
             refuse_other(self.folder, read_settings(self.folder), told)
@@ -106,7 +110,9 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the whole lines of a file; a last line that was cut off is not one."""
     records = []
-    for number, text in enumerate(whole_lines(path), start=1):
+    packed = path.with_name(path.name + ".gz")  # of a finished run that was put away
+    lines = gzip.decompress(packed.read_bytes()).split(b"\n")[:-1] if packed.exists() else None
+    for number, text in enumerate(whole_lines(path) if lines is None else lines, start=1):
         try:
             records.append(json.loads(text))
         except ValueError as error:

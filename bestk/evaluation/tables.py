@@ -33,6 +33,7 @@ VIEW_TITLES = {
     "all": "all texts, duplicates counted",
     "unique": "different texts",
     "top": "the first {top} texts by rank",
+    "diverse": "the {top} texts that select=diverse chooses",
 }
 
 _STYLES = {"best": "bold blue", "second": "cyan", "worst": "red", "": ""}
