@@ -54,13 +54,13 @@ def eval(
     Run decoding methods over a task's examples; stopped, it goes on where it was.
     """
     from bestk.cli import terminal
-    from bestk.evaluation.methods import split
+    from bestk.evaluation.methods import split as names_of
     from bestk.evaluation.progress import follow
     from bestk.evaluation.runner import Settings, evaluate
 
     settings = Settings(
         task=task,
-        methods=tuple(ablation or split(methods)),
+        methods=tuple(ablation or names_of(methods)),
         num_examples=num_examples,
         split=split,
         beam_size=beam_size,
