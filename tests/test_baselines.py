@@ -387,6 +387,16 @@ def test_stop_strings_end_texts(smollm2: bestk.LanguageModel) -> None:
         stopped = [h for h in result.raw if h.is_complete]
         assert stopped, name
         assert all("," not in h.text for h in result.hypotheses)
+        later = run_method(
+            smollm2,
+            "One, two, three",
+            name,
+            stop=(",",),
+            min_new_tokens=3,
+            max_new_tokens=5,
+            beam_size=3,
+        )
+        assert any("," in h.text for h in later.hypotheses), "what ended no text was cut out"
 
 
 def test_beam_tree_holds_what_was_expanded() -> None:

@@ -147,7 +147,9 @@ class Job:
     def _result(
         self, prompt: Any, outcome: Outcome, signature: str, seconds: float
     ) -> SearchResult:
-        texts = self.lm.decode([f.token_ids for f in outcome.found], self.config.stop)
+        texts = self.lm.decode(
+            [f.token_ids for f in outcome.found], self.config.stop, self.config.min_new_tokens
+        )
         raw = tuple(map(self._hypothesis, outcome.found, texts))
         return SearchResult(
             prompt=prompt,
