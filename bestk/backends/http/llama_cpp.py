@@ -13,7 +13,7 @@ from bestk.backends.http.dialect import Served, Wording, check_count, is_distrib
 from bestk.backends.http.transport import MalformedAnswer, Transport
 from bestk.backends.prompted import Likeliest
 
-_PROBED = 5
+_PROBED = 2  # tokens asked for to see that they come
 _CERTAIN = 1e6  # added to a logit, it leaves no other token a chance
 
 
