@@ -13,7 +13,7 @@ demo: $(READY)
 
 # One thread per worker: more would only make the workers wait for one another.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -179,9 +179,10 @@ def _free_port() -> int:
 _PROCESS = """
 import sys, uvicorn
 sys.path.insert(0, {tests!r})
-from conftest import random_toy
 from fake_servers import Fake, vllm
-app = vllm(Fake(random_toy(11, vocab_size=8)))
+from light_toy import LightToy
+app = vllm(Fake(LightToy(11, vocab_size=8)))
+assert "torch" not in sys.modules
 uvicorn.run(app, host="127.0.0.1", port={port}, log_level="error", ws="none", lifespan="off")
 """
 
@@ -322,6 +323,24 @@ def test_waiting_for_a_turn_is_not_waiting_for_the_server(fake: Fake, url: str) 
     lm = load(url, num_connections=1, prefixes_per_request=1, timeout=2.0, patience=0.01)
     fake.trouble = lambda number: 0.5
     assert len(lm.backend.ask([[token] for token in range(1, 7)], 3)) == 6  # 3 seconds in all
+
+
+def test_ctrl_c_ends_the_waiting_and_nothing_else(fake: Fake, url: str) -> None:
+    lm = load(url)
+
+    def press(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    fake.trouble = lambda number: 60.0 if number <= 2 else None
+    before = signal.signal(signal.SIGALRM, press)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lm.backend.ask([[token] for token in range(1, 7)], 3)  # two requests of three
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(lm.backend.ask([[1]], 3)) == 1
 
 
 def test_a_step_is_asked_in_few_requests(fake: Fake, url: str) -> None:
