@@ -288,6 +288,16 @@ def test_llama_cpp_reads_and_writes_text_itself(connect: Connect) -> None:
     assert lm.spell("w4 w5") == [4, 5]
 
 
+def test_settings_that_need_a_tokenizer_have_llama_cpps(connect: Connect) -> None:
+    lm = connect(llama_cpp(Fake(TOY)), tokenizer=None)
+    settings = {**SETTINGS, "bad_words": ["w3"]}
+    given = bestk.search(lm, [1], **settings)
+    assert given.texts
+    assert not any(3 in h.token_ids for h in given.hypotheses)
+    with pytest.raises(OptionError, match=r"formats need a tokenizer of transformers.*tokenizer="):
+        bestk.search(lm, [1], regex="w[1-3]", **SETTINGS)
+
+
 def test_llama_cpp_leaves_out_half_characters_and_is_asked_again(connect: Connect) -> None:
     fake = Fake(TOY)
     lm = connect(llama_cpp(fake, partial=range(1, 9)))

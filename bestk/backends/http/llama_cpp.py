@@ -114,6 +114,10 @@ class LlamaCppTokenizer:
         """Turn a text into ids."""
         return {"input_ids": tokenize(self.transport, text, special=add_special_tokens)}
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Turn a text into ids, without a dict around them."""
+        return self(text, add_special_tokens)["input_ids"]
+
     def apply_chat_template(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool, return_dict: bool
     ) -> dict[str, list[int]]:
