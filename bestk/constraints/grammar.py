@@ -114,9 +114,15 @@ def _compiler(lm: LanguageModel, ends: tuple[int, ...]) -> GrammarCompiler:
     known = _compilers.setdefault(lm.tokenizer, {})
     key = (lm.backend.vocab_size, *ends)
     if key not in known:
-        info = xgrammar.TokenizerInfo.from_huggingface(
-            lm.tokenizer, vocab_size=lm.backend.vocab_size, stop_token_ids=list(ends)
-        )
+        try:
+            info = xgrammar.TokenizerInfo.from_huggingface(
+                lm.tokenizer, vocab_size=lm.backend.vocab_size, stop_token_ids=list(ends)
+            )
+        except ValueError:
+            raise OptionError(
+                f"formats need a tokenizer of transformers, and {lm.name} has a "
+                f"{type(lm.tokenizer).__name__}: pass tokenizer= when it is loaded"
+            ) from None
         known[key] = xgrammar.GrammarCompiler(info)
     return known[key]
 
