@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -54,6 +55,7 @@ def main() -> None:
                 engine, k = METHODS[method]
                 engines[engine].send(k)
                 runs[method].append(engines[engine].recv())
+                print(method, runs[method][-1], file=sys.stderr, flush=True)
     finally:
         for connection in engines.values():
             connection.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +20,8 @@ TENSOR_MODULES = ["scoring", "tree", "frontier", "best_k", "backends", "baseline
 TENSOR_MODULES += ["processing.prefixes", "processing.steps"]
 install_import_hook([f"bestk.{name}" for name in TENSOR_MODULES], "beartype.beartype")
 
+from light_toy import random_distribution  # noqa: E402
+
 from bestk.backends.toy import ToyBackend  # noqa: E402
 
 if TYPE_CHECKING:
@@ -31,11 +32,7 @@ def random_toy(seed: int, vocab_size: int, eos_ids: tuple[int, ...] = (0,)) -> T
     """Make a toy model with a random, often tied, sometimes sparse distribution per prefix."""
 
     def distribution(prefix: tuple[int, ...]) -> list[float]:
-        source = random.Random(repr((seed, prefix)))
-        weights = [source.choice([0, 1, 1, 2, 3, 8]) for _ in range(vocab_size)]
-        if not sum(weights):
-            weights[0] = 1
-        return [weight / sum(weights) for weight in weights]
+        return random_distribution(seed, prefix, vocab_size)
 
     return ToyBackend(distribution, vocab_size=vocab_size, eos_ids=eos_ids)
 

@@ -13,13 +13,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
-from bestk.backends.toy import ToyBackend
+if TYPE_CHECKING:  # servers in processes of their own do without torch
+    from light_toy import LightToy
+
+    from bestk.backends.toy import ToyBackend
 
 LOWEST = -3.4028234663852886e38  # what llama.cpp writes for −inf
 Trouble = Callable[[int], Response | float | None]
@@ -52,7 +55,9 @@ class WordList:
 class Fake:
     """A toy model, what was asked of it, and what goes wrong."""
 
-    def __init__(self, toy: ToyBackend, *, max_logprobs: int = -1, key: str | None = None) -> None:
+    def __init__(
+        self, toy: ToyBackend | LightToy, *, max_logprobs: int = -1, key: str | None = None
+    ) -> None:
         self.toy = toy
         self.max_logprobs = max_logprobs
         self.key = key

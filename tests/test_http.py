@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 
 import bestk
 from bestk.backends.http import transport
+from bestk.backends.toy import ToyBackend
 from bestk.errors import BestKError, ModelError, OptionError, ServerError
 
 TOY = random_toy(4, vocab_size=9)
@@ -247,10 +248,17 @@ def test_numbers_that_no_json_can_write(connect: Connect) -> None:
         vllm(Fake(TOY)), "/v1/completions", lambda c: nothing_known(c) if is_broken else c
     )
     lm = connect(app)
-    assert min(lm.backend.ask([[1]], 9)[0].log_probs) in (-math.inf, pytest.approx(-3, abs=3))
     is_broken = True
     with pytest.raises(BestKError, match="NaN"):
         bestk.search(lm, [1], **SETTINGS)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_has_no_probability_is_no_child(shape: str, connect: Connect) -> None:
+    toy = ToyBackend.table({}, [0.5, 0.0, 0.5, 0.0])
+    (answer,) = connect(SHAPES[shape](Fake(toy)), tokenizer=WordList(4)).backend.ask([[1]], 4)
+    listed = dict(zip(answer.tokens, answer.log_probs, strict=True))
+    assert listed == {0: math.log(0.5), 1: -math.inf, 2: math.log(0.5), 3: -math.inf}
 
 
 def test_padding_of_the_output_layer_is_no_token(connect: Connect) -> None:
@@ -278,6 +286,16 @@ def test_llama_cpp_reads_and_writes_text_itself(connect: Connect) -> None:
     assert lm.tokens_text([1, 0]) == " w1w0"
     assert lm.decode([[1, 0]]) == [" w1"]
     assert lm.spell("w4 w5") == [4, 5]
+
+
+def test_settings_that_need_a_tokenizer_have_llama_cpps(connect: Connect) -> None:
+    lm = connect(llama_cpp(Fake(TOY)), tokenizer=None)
+    settings = {**SETTINGS, "bad_words": ["w3"]}
+    given = bestk.search(lm, [1], **settings)
+    assert given.texts
+    assert not any(3 in h.token_ids for h in given.hypotheses)
+    with pytest.raises(OptionError, match=r"formats need a tokenizer of transformers.*tokenizer="):
+        bestk.search(lm, [1], regex="w[1-3]", **SETTINGS)
 
 
 def test_llama_cpp_leaves_out_half_characters_and_is_asked_again(connect: Connect) -> None:

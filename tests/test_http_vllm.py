@@ -13,7 +13,8 @@ import bestk
 from bestk.errors import OptionError
 from bestk.loading import cache_folder
 
-pytestmark = pytest.mark.model
+# One worker runs them all: each would start a server of its own.
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("vllm-server")]
 
 SETTINGS: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 10, "k": 5, "stop": "."}
 PROMPTS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,32 @@ def test_tails_that_are_gone_are_computed_again(
     lm.backend.ask([[5, 5, 5]], 1)  # type: ignore[attr-defined]
     reset(lm)
     assert pool.get_num_free_blocks() == free, "no block is lost"
+
+
+def test_a_cache_with_room_for_one_request_serves_it(
+    lm: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only free block is the tail itself: held for its copy, it would never come free."""
+    backend: Any = lm.backend
+    pool = backend.engine.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    prefix = [*PROMPTS[2], 8]
+    (expected,) = backend.ask([prefix], 5)
+    reset(lm)
+    backend.ask([PROMPTS[2]], 1)
+    step, steps = backend.driver.step, itertools.count()
+
+    def counted() -> Any:
+        assert next(steps) < 20, "the request is never scheduled"
+        return step()
+
+    monkeypatch.setattr(backend.driver, "step", counted)
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 1)
+    try:
+        (found,) = backend.ask([prefix], 5)
+    finally:
+        pool.free_blocks(taken)
+    assert list(found.tokens) == list(expected.tokens)
+    assert list(found.log_probs) == pytest.approx(list(expected.log_probs), abs=1e-4)
 
 
 def test_the_public_way_in_gives_the_same_answers(lm: bestk.LanguageModel) -> None:

@@ -132,8 +132,8 @@ def _compiler(lm: LanguageModel, ends: tuple[int, ...]) -> GrammarCompiler:
             known[key] = xgrammar.GrammarCompiler(tokenizer_info(lm, ends))
         except (ValueError, TypeError, AttributeError) as error:
             raise OptionError(
-                f"regex, json_schema and grammar need a tokenizer with a vocabulary, "
-                f"the one of {lm.name} shows none: leave them out"
+                f"regex, json_schema and grammar need a tokenizer of transformers, and {lm.name} "
+                f"has a {type(lm.tokenizer).__name__}: load it with tokenizer=, or leave them out"
             ) from error
     return known[key]
 

@@ -13,7 +13,7 @@ from bestk.backends.http.dialect import Served, Wording, check_count, is_distrib
 from bestk.backends.http.transport import MalformedAnswer, Transport
 from bestk.backends.prompted import Likeliest
 
-_PROBED = 5
+_PROBED = 2  # tokens asked for to see that they come
 _CERTAIN = 1e6  # added to a logit, it leaves no other token a chance
 
 
@@ -113,6 +113,10 @@ class LlamaCppTokenizer:
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """Turn a text into ids."""
         return {"input_ids": tokenize(self.transport, text, special=add_special_tokens)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Turn a text into ids, without a dict around them."""
+        return self(text, add_special_tokens)["input_ids"]
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool, return_dict: bool

@@ -12,7 +12,7 @@ from bestk.backends.http.dialect import Served, Wording, check_count, is_distrib
 from bestk.backends.http.transport import MalformedAnswer, Refusal, Transport
 from bestk.backends.prompted import Likeliest
 
-_PROBED = 5  # tokens asked for to see that they come
+_PROBED = 2  # tokens asked for to see that they come
 
 
 class SglangDialect:

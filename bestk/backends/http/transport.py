@@ -76,6 +76,7 @@ class Transport:
             follow_redirects=True,
         )
         self._has_answered = False
+        # Not the client's own limit: waiting for a turn must not count as waiting for an answer.
         self._turns = asyncio.Semaphore(connection.num_connections)
         # Runs when the transport is collected, or at the end of the program.
         self.close = weakref.finalize(self, self._loop.close, self._client.aclose)

@@ -73,9 +73,11 @@ class TailConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[int, bool]:
         """Find the longest tail from which the request goes on; one token at least comes after."""
         self._plans.pop(request.request_id, None)
-        if not self._applies or _is_more_than_text(request):
-            return 0, False
         start, size = num_computed_tokens, self._block_size
+        # A source that is held is one block less for the request: it must fit all the same.
+        has_room = self._pool.get_num_free_blocks() > -(-request.num_tokens // size)
+        if not self._applies or not has_room or _is_more_than_text(request):
+            return 0, False
         end = min(request.num_tokens - 1, start + size - 1)
         keys = self._keys(request, start, request.all_token_ids[start:end])
         for length in range(len(keys), 0, -1):
