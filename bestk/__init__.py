@@ -19,12 +19,14 @@ from bestk.version import __version__
 if TYPE_CHECKING:
     from bestk.api import best_first, search, stream
     from bestk.baselines import run_method
+    from bestk.batch import run_batch
     from bestk.drop_in import generate
     from bestk.encoder_decoder import EncoderDecoderModel
     from bestk.language_model import Features, LanguageModel
     from bestk.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
     from bestk.run import Run
+    from bestk.vllm_engines import from_vllm, vllm_options
 
 _HOMES = {
     "EncoderDecoderModel": "bestk.encoder_decoder",
@@ -35,11 +37,14 @@ _HOMES = {
     "SearchResult": "bestk.result",
     "best_first": "bestk.api",
     "from_transformers": "bestk.loading",
+    "from_vllm": "bestk.vllm_engines",
     "generate": "bestk.drop_in",
     "load": "bestk.loading",
+    "run_batch": "bestk.batch",
     "run_method": "bestk.baselines",
     "search": "bestk.api",
     "stream": "bestk.api",
+    "vllm_options": "bestk.vllm_engines",
 }
 
 __all__ = [
@@ -54,11 +59,14 @@ __all__ = [
     "__version__",
     "best_first",
     "from_transformers",
+    "from_vllm",
     "generate",
     "load",
+    "run_batch",
     "run_method",
     "search",
     "stream",
+    "vllm_options",
 ]
 
 

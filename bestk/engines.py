@@ -18,6 +18,7 @@ from bestk.language_model import LanguageModel
 OPENERS = {
     "http": "bestk.servers:from_server",
     "https": "bestk.servers:from_server",
+    "vllm": "bestk.vllm_engines:load_vllm",
 }
 
 

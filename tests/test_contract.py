@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import tiny
+import tiny_vllm
 import torch
 from conftest import random_toy
 from fake_servers import SHAPES, Fake, WordList, serving
@@ -61,6 +62,15 @@ def _served(shape: str) -> Iterator[Backend]:
         backend.close()
 
 
+@contextmanager
+def _vllm() -> Iterator[Backend]:
+    folder = tiny_vllm.folder()
+    options = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 2**25, "max_model_len": 64}
+    backend = bestk.load(f"vllm:{folder}", enforce_eager=True, **options).backend
+    yield backend
+    backend.close()
+
+
 BACKENDS = {
     "toy": Entry(lambda: random_toy(1, vocab_size=6), object, tolerance=0),
     "ngram": Entry(_ngram, object, tolerance=0),
@@ -70,12 +80,18 @@ BACKENDS = {
     "prompted": Entry(lambda: PromptedToy(_dense_toy()), PromptedSession, tolerance=0),
     "causal": Entry(lambda: CausalBackend(tiny.model("llama")), TreeSession),
     "causal-gpt2": Entry(lambda: CausalBackend(tiny.model("gpt2")), TreeSession),
+    "vllm": Entry(_vllm, PromptedSession),
     "prefix": Entry(lambda: CausalBackend(tiny.model("bloom")), PrefixSession),
     "prefix-recurrent": Entry(lambda: CausalBackend(tiny.model("mamba")), PrefixSession),
 }
 
 
-@pytest.fixture(params=BACKENDS, scope="module")
+PARAMS = [
+    pytest.param(name, marks=tiny_vllm.marks() if name == "vllm" else ()) for name in BACKENDS
+]
+
+
+@pytest.fixture(params=PARAMS, scope="module")
 def entry(request: pytest.FixtureRequest) -> Entry:
     return BACKENDS[request.param]
 
