@@ -54,10 +54,6 @@ def load(
     and of the others those that it knows.
     """
     name = str(name)
-    if name == "toy":
-        from bestk.toy_language import toy_language
-
-        return toy_language()
     given = {option: value for option, value in locals().items() if option in _defaults()}
     if open_engine := opener(name):
         changed = {o: value for o, value in given.items() if value != _defaults()[o]}
@@ -65,6 +61,10 @@ def load(
         return open_engine(name, **changed, **engine_options)
     for option in engine_options:
         raise OptionError(unknown("option", option, _defaults()))
+    if name == "toy":
+        from bestk.toy_language import toy_language
+
+        return toy_language()
     source, adapter = _source(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,15 +11,16 @@ from bestk.cli.options import (
     Device,
     Diversity,
     Dtype,
+    EngineOptions,
     Model,
     Rerank,
     Select,
     SrcLang,
     TgtLang,
+    engine_options,
     search_options,
 )
 from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS, SearchConfig
-from bestk.errors import OptionError
 
 _RAY = "Ray"
 
@@ -37,14 +37,7 @@ def batch(
     device: Device = None,
     src_lang: SrcLang = None,
     tgt_lang: TgtLang = None,
-    load: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Another option of bestk.load, for engines; may be repeated.",
-            rich_help_panel="Model",
-        ),
-    ] = None,
+    engine_option: EngineOptions = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue prompts as they are, without chat formatting.")
     ] = False,
@@ -111,7 +104,7 @@ def batch(
             cpus_per_worker=cpus_per_worker,
         )
     job = Job(
-        model=ModelName(model, given | _load_options(load or [])),
+        model=ModelName(model, given | engine_options(engine_option or ())),
         input=input,
         output=output,
         wanted=Wanted(
@@ -131,16 +124,3 @@ def batch(
         ray=on_ray,
     )
     return terminal.print_batch(follow(follow_batch(job), terminal.stderr()))
-
-
-def _load_options(given: list[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for entry in given:
-        name, equals, value = entry.partition("=")
-        if not equals or not name.isidentifier():
-            raise OptionError(f"--load is written NAME=VALUE, got {entry!r}")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options

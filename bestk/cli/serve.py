@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bestk.cli.options import Device, Dtype
+from bestk.cli.options import Device, Dtype, EngineOptions
 from bestk.config import DEFAULT_MODEL, DTYPES
 from bestk.errors import MissingExtraError
 
@@ -17,12 +17,13 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="Short name, folder or hub name; may be repeated.",
+            help="Short name, folder, hub name or a server's address; may be repeated.",
             rich_help_panel="Model",
         ),
     ] = [DEFAULT_MODEL],  # noqa: B006
     dtype: Dtype = DTYPES[0],
     device: Device = None,
+    engine_option: EngineOptions = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on; 0 for any.")] = 8000,
     token: Annotated[
@@ -92,4 +93,4 @@ def serve(
         limits=Limits.of(given),
         rerankers=rerank,
     )
-    run([terminal.load(name, dtype=dtype, device=device) for name in model], options)
+    run([terminal.load(name, engine_option, dtype=dtype, device=device) for name in model], options)
