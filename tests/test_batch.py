@@ -463,7 +463,9 @@ class TestCommandLine:
             return search(self, rows)
 
         monkeypatch.setattr(Searcher, "__call__", interrupted)
-        assert cli(*arguments)[0] == 130
+        code, _, err = cli(*arguments)
+        assert code == 130
+        assert "stopped, 4 rows are kept" in err
         assert len(read_rows(tmp_path / "out.jsonl.job" / "results.jsonl")) == 4
         assert cli(*arguments)[0] == 0
         assert calls == [4, 4, 4, 4], "the first window is not searched again"
