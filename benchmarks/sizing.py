@@ -14,6 +14,7 @@ import torch
 
 import bestk
 from bestk.backends.transformers.cache import TreeLayer
+from bestk.backends.transformers.causal import TreeSession
 from bestk.sizing import size_of
 
 CASES = [
@@ -55,19 +56,25 @@ def measure(lm: bestk.LanguageModel, length: int, options: dict[str, int]) -> Co
 
     def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         seen["calls"] += 1
-        seen["places"] += kwargs["input_ids"].numel()
+        if seen["calls"] == 1:
+            seen["tokens"] += kwargs["input_ids"].numel()  # the prompt
 
+    def expand(session: TreeSession, group: Any) -> torch.Tensor:
+        seen["tokens"] += int(group.is_valid.sum())  # places that hold no node are no tokens
+        return logits(session, group)
+
+    logits = TreeSession.logits
     model = lm.backend.checkpoint.model  # type: ignore[attr-defined]
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     TreeLayer.lazy_initialization = counted  # type: ignore[method-assign]
+    TreeSession.logits = expand  # type: ignore[method-assign,assignment]
     try:
         result = bestk.search(lm, prompt, min_prob=0.0, max_children=20, stop_ids=(), **options)
     finally:
         TreeLayer.lazy_initialization = allocate  # type: ignore[method-assign]
+        TreeSession.logits = logits  # type: ignore[method-assign]
         hook.remove()
     seen["expanded"] = result.cost.expanded
-    seen["tokens"] = length + result.cost.expanded - 1  # places less the empty ones of first steps
-    assert seen["places"] >= seen["tokens"]
     return seen
 
 

@@ -463,7 +463,9 @@ class TestCommandLine:
             return search(self, rows)
 
         monkeypatch.setattr(Searcher, "__call__", interrupted)
-        assert cli(*arguments)[0] == 130
+        code, _, err = cli(*arguments)
+        assert code == 130
+        assert "stopped, 4 rows are kept" in err
         assert len(read_rows(tmp_path / "out.jsonl.job" / "results.jsonl")) == 4
         assert cli(*arguments)[0] == 0
         assert calls == [4, 4, 4, 4], "the first window is not searched again"
@@ -511,7 +513,7 @@ def test_windows_are_read_only_when_they_are_searched(
     next(steps)
     read.clear()
     next(steps)
-    assert len(read) == 32
+    assert len(read) == 64, "a window and no more"
     steps.close()
 
 
@@ -538,3 +540,22 @@ def test_memory_is_flat(lm: bestk.LanguageModel, tmp_path: Path) -> None:
     late = max(size for rows, size in held.items() if rows > 512)
     # 1,000 rows of 2 kB would be 2 MB, their results much more.
     assert late - early < 300_000, f"{early} bytes after 512 rows, {late} later"
+
+
+@pytest.mark.model
+def test_a_real_chat_model(smollm2: bestk.LanguageModel, tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Name a colour."}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "Name a colour."},
+        {"messages": talk},
+        {"prompt": "Name a fruit that is red.", "options": {"max_new_tokens": 5}},
+    ]
+    source = write_rows(tmp_path / "in.jsonl", rows)
+    options: dict[str, Any] = {"beam_size": 5, "max_new_tokens": 20, "stop": "."}
+    run_batch(smollm2, source, tmp_path / "out.jsonl", **options)
+    first, second, third = read_rows(tmp_path / "out.jsonl")
+    alone = bestk.search(smollm2, talk, **options)
+    assert alone.texts
+    assert first["texts"] == second["texts"] == alone.texts
+    assert first["scores"] == pytest.approx([h.score for h in alone.hypotheses], abs=1e-4)
+    assert "|T:5|" in third["signature"]

@@ -80,11 +80,39 @@ def test_twenty_random_kills_and_resumes_change_no_byte(
     assert left == ["settings.json", "state.json"]
 
 
+def test_a_window_torn_at_any_byte_is_done_again(tmp_path: Path) -> None:
+    from bestk.batch import Job, follow_batch, run_batch
+    from bestk.toy_language import toy_language
+
+    lm = toy_language()
+    source = write_rows(tmp_path / "in.jsonl", [*rows_of(6), "bad", *rows_of(4), "bad"])
+    sizes = {"batch_size": 2, "window": 4}
+    run_batch(lm, source, tmp_path / "whole.jsonl", **sizes)
+    wanted = (tmp_path / "whole.jsonl").read_bytes()
+    errors = (tmp_path / "whole.jsonl.errors.jsonl").read_bytes()
+    output = tmp_path / "out.jsonl"
+    folder = tmp_path / "out.jsonl.job"
+    for torn in (1, 50, 700):
+        steps = follow_batch(Job(model=lm, input=source, output=output, **sizes))
+        next(steps), next(steps)
+        done = (folder / "results.jsonl").stat().st_size
+        with (folder / "results.jsonl").open("ab") as file:
+            file.write(wanted[done : done + torn])  # written, but not in the state
+        with (folder / "errors.jsonl").open("ab") as file:
+            file.write(errors[:torn])
+        steps.close()
+        run_batch(lm, source, output, **sizes)
+        assert output.read_bytes() == wanted, f"torn after {torn} bytes"
+        assert (tmp_path / "out.jsonl.errors.jsonl").read_bytes() == errors
+        shutil.rmtree(folder)
+        output.unlink()
+
+
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
-def test_a_kill_at_any_step_of_the_finish(
+def test_a_kill_between_any_two_steps(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last steps are too quick for random kills: break off after each of them."""
+    """Some steps are too quick for random kills: break off before and after each of them."""
     import os
 
     from bestk import durable

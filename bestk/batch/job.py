@@ -27,8 +27,9 @@ from bestk.loading import load
 from bestk.many import check_batch_size
 from bestk.version import __version__
 
-# Windows per lane: enough that lanes seldom run empty, few enough that a kill costs little.
-_ROUNDS = 8
+# Rows of a window for each lane: enough that lanes seldom run empty, few enough that a kill costs
+# little.
+_ROUNDS = 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Job:
     output: Path
     wanted: Wanted = field(default_factory=Wanted)
     batch_size: int | str = "auto"  # rows searched side by side
-    window: int | None = None  # rows between two writes; 8 times the batch size
+    window: int | None = None  # rows between two writes; 16 times the batch size
     shard: Shard = field(default_factory=Shard)
     ray: RaySettings | None = None
 

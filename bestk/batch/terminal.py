@@ -15,7 +15,7 @@ _EVERY = 30.0  # seconds between two lines where there is no terminal
 
 
 def follow(steps: Iterable[Progress], console: Console) -> Progress:
-    """Run a job to its end and return where it stands then."""
+    """Run a job to its end and return where it stands then; Ctrl-C says what is kept."""
     started = time.monotonic()
     told = started
     last = None
@@ -23,15 +23,21 @@ def follow(steps: Iterable[Progress], console: Console) -> Progress:
     with Bars(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
         bar = bars.add_task("loading the model", total=None)
         first = None
-        for last in steps:
-            if first is None:  # what was done before does not count for the rate
-                first, started = last, time.monotonic()
-            now = time.monotonic()
-            text = describe(last, first, now - started)
-            bars.update(bar, completed=last.share or 0, total=last.share and 1, description=text)
-            if not console.is_terminal and now - told >= _EVERY:
-                told = now
-                console.print(text, soft_wrap=True)
+        try:
+            for last in steps:
+                if first is None:  # what was done before does not count for the rate
+                    first, started = last, time.monotonic()
+                now = time.monotonic()
+                text = describe(last, first, now - started)
+                share = last.share
+                bars.update(bar, completed=share or 0, total=share and 1, description=text)
+                if not console.is_terminal and now - told >= _EVERY:
+                    told = now
+                    console.print(text, soft_wrap=True)
+        except KeyboardInterrupt:
+            kept = 0 if last is None else last.num_rows
+            console.print(f"stopped, {kept:,} rows are kept: the same command goes on")
+            raise
     assert last is not None
     return last
 

@@ -58,7 +58,7 @@ def batch(
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows between two writes to disk; 8 × the batch size."),
+        typer.Option(min=1, help="Rows between two writes to disk; 16 × the batch size."),
     ] = None,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Do only part I of N; parts concatenate.")
