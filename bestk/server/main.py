@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,12 @@ def serve(models: Sequence[LanguageModel], options: ServeOptions) -> None:
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"bestk serves {', '.join(by_name(models))} on http://{shown}:{port}", flush=True)
+    if options.host not in LOOPBACK and options.access.token is None:
+        print(
+            "anyone who reaches this address may search: a --token keeps others out",
+            file=sys.stderr,
+            flush=True,
+        )
     engine: Engine = app.state.engine
     engine.start()
     try:
