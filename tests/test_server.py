@@ -109,7 +109,7 @@ class TestSearch:
                 {"prompt": "a", "rerank": "reward:evil/model"},
                 "unknown reranker 'reward:evil/model'",
             ),
-            ({"prompt": "a", "regex": "("}, "need a tokenizer with a vocabulary"),
+            ({"prompt": "a", "regex": "("}, "need a tokenizer of transformers"),
             ({"prompt": "a", "messages": []}, "give one of prompt and messages"),
             ({"prompt": "a", "graph": True, "min_prob": 0, "budget": 3000}, "a graph may have"),
             ({"prompt": "\ud800"}, "text must be valid Unicode"),
@@ -467,6 +467,14 @@ class TestAbout:
             "bestk_searches_running 0.0",
         ):
             assert line in text.splitlines()
+
+    def test_docs_are_a_page_that_loads_nothing(self, client: httpx.Client) -> None:
+        page = client.get("/docs")
+        assert page.status_code == 200
+        for told in ("POST /v1/search", "GET /v1/models/{model}", "beam_size", "Retry-After"):
+            assert told in page.text
+        assert "http" not in page.text
+        assert "<script" not in page.text
 
     def test_every_answer_is_documented(self, client: httpx.Client) -> None:
         document = client.get("/openapi.json").json()
