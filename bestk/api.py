@@ -27,6 +27,9 @@ Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 
 logger = logging.getLogger("bestk")
 
+# What best-first search sets itself; `max_frontier` is raised to hold everything.
+_BEST_FIRST: dict[str, Any] = {"k": 1, "decay": "none", "min_prob": 0.0, "max_frontier": 1}
+
 
 @overload
 def search(
@@ -113,13 +116,19 @@ def best_first(
     As in the paper's footnote only the likeliest children of a node are kept, here the best 100
     unless `max_children` says otherwise; the scoring and the budget are the caller's.
     """
-    plain = {"k": 1, "decay": "none", "min_prob": 0.0, "max_frontier": 1}
+    return search(lm, prompts, best_first_config(lm, config, **options))
+
+
+def best_first_config(
+    lm: LanguageModel, config: SearchConfig | None = None, **options: Any
+) -> SearchConfig:
+    """Return the settings with which best-k search is vanilla best-first search."""
     for name in options:
-        if name in plain:
+        if name in _BEST_FIRST:
             raise OptionError(f"best_first sets {name} itself: use search to choose it")
-    settings = SearchConfig.of({"max_children": 100, **options, **plain}, config)
+    settings = SearchConfig.of({"max_children": 100, **options, **_BEST_FIRST}, config)
     everything = settings.total_budget * settings.num_children(lm.backend.vocab_size)
-    return search(lm, prompts, SearchConfig.of({"max_frontier": everything}, settings))
+    return SearchConfig.of({"max_frontier": everything}, settings)
 
 
 def stream(

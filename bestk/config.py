@@ -61,6 +61,17 @@ LEAST = {
     "forced_bos_token_id": 0,
 }
 
+# How far real numbers reach before a score or a logit could overflow; far past any sensible value.
+REACH = {
+    "length_alpha": (-20.0, 20.0),
+    "decay_weight": (0.0, 1e6),
+    "decay_power": (0.0, 20.0),
+    "include_bonus": (0.0, 1e6),
+    "temperature": (1e-4, 1e4),
+    "repetition_penalty": (1e-4, 1e4),
+    "encoder_repetition_penalty": (1e-4, 1e4),
+}
+
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
 
@@ -245,6 +256,11 @@ class SearchConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise OptionError(f"{name} must be above 0 and at most 1, got {value}")
+
+        for name, (least, most) in REACH.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise OptionError(f"{name} goes from {least:g} to {most:g}, got {value:g}")
 
     def _check_names(self) -> None:
         for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):

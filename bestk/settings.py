@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.config import DECAYS, LEAST, RANKINGS, SCORINGS, SearchConfig
+from bestk.config import DECAYS, LEAST, RANKINGS, REACH, SCORINGS, SearchConfig
 
 # Help by panel, then by field of SearchConfig; every field stands in one of the panels.
 _SEARCH = {
@@ -73,16 +73,11 @@ PANELS = {
 CHOICES = {"scoring": SCORINGS, "decay": DECAYS, "rank_by": RANKINGS}
 # The ranges of settings that are real numbers; where an end is missing there is none.
 RANGES: dict[str, tuple[float, float | None]] = {
+    **REACH,
     "min_prob": (0.0, 1.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
-    "decay_weight": (0.0, None),
-    "decay_power": (0.0, None),
-    "include_bonus": (0.0, None),
     "timeout": (0.0, None),
-    "temperature": (0.0, None),
-    "repetition_penalty": (0.0, None),
-    "encoder_repetition_penalty": (0.0, None),
 }
 _NAMES = {int: "integer", float: "number", str: "string"}
 

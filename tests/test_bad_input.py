@@ -352,3 +352,15 @@ def test_bugs_are_not_dressed_up() -> None:
     lm = bestk.LanguageModel(Failing(RuntimeError("shapes do not match"), at=2))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         bestk.search(lm, [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("length_alpha", 1e5, "length_alpha goes from -20 to 20, got 100000"),
+        ("temperature", 1e-300, "temperature goes from 0.0001 to 10000, got 1e-300"),
+        ("decay_power", 500, "decay_power goes from 0 to 20, got 500"),
+    ],
+)
+def test_numbers_that_would_overflow(name: str, value: float, told: str) -> None:
+    assert message_of(OptionError, lambda: bestk.SearchConfig(**{name: value})) == told

@@ -87,7 +87,7 @@ def test_toy_searches_end_as_alone(seed: int, most: int) -> None:
 def test_transformers_searches_end_as_alone(family: str) -> None:
     lm = bestk.from_transformers(tiny.model(family))
     prompts = prompts_of(tiny.VOCAB, 9)
-    results, dropped, sizes = drive(lm, prompts, 5, seed=3)
+    results, _, sizes = drive(lm, prompts, 5, seed=3)
     assert len(results) >= 5
     assert len(set(sizes)) > 2, "the batch never changed its size"
     for number, result in results.items():
@@ -119,9 +119,10 @@ def test_sessions_that_can_do_less(hidden: str, monkeypatch: pytest.MonkeyPatch)
     if hidden == "moved":
         assert set(sizes) == {3}, "a fixed number of lanes"
     for number, result in results.items():
-        assert facts(result)["hypotheses"] == facts(
-            bestk.search(lm, prompts[number], **OPTIONS)
-        )["hypotheses"]
+        assert (
+            facts(result)["hypotheses"]
+            == facts(bestk.search(lm, prompts[number], **OPTIONS))["hypotheses"]
+        )
 
 
 def test_no_lane_idles_and_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +153,7 @@ def test_every_tensor_with_a_row_per_search_moves() -> None:
     config = bestk.SearchConfig(**OPTIONS)
     backend = random_toy(11, vocab_size=8)
     batch = 37  # no other size in a search
-    searches = Searches(
-        config, batch=batch, vocab_size=8, eos_ids=(0,), device=torch.device("cpu")
-    )
+    searches = Searches(config, batch=batch, vocab_size=8, eos_ids=(0,), device=torch.device("cpu"))
     known = {tensor.data_ptr() for tensor in searches.columns()}
     holders = [searches, searches.tree, searches.frontier, searches.frontier.nodes]
     holders.append(searches.ledger)

@@ -114,9 +114,15 @@ def _compiler(lm: LanguageModel, ends: tuple[int, ...]) -> GrammarCompiler:
     known = _compilers.setdefault(lm.tokenizer, {})
     key = (lm.backend.vocab_size, *ends)
     if key not in known:
-        info = xgrammar.TokenizerInfo.from_huggingface(
-            lm.tokenizer, vocab_size=lm.backend.vocab_size, stop_token_ids=list(ends)
-        )
+        try:
+            info = xgrammar.TokenizerInfo.from_huggingface(
+                lm.tokenizer, vocab_size=lm.backend.vocab_size, stop_token_ids=list(ends)
+            )
+        except (ValueError, TypeError, AttributeError) as error:
+            raise OptionError(
+                f"regex, json_schema and grammar need a tokenizer with a vocabulary, "
+                f"the one of {lm.name} shows none: leave them out"
+            ) from error
         known[key] = xgrammar.GrammarCompiler(info)
     return known[key]
 

@@ -173,7 +173,7 @@ class Engine:
     def _checked(self, job: Job) -> Any:
         """Return the prompt's ids, after all that can be checked without the model."""
         order = job.order
-        config = best_k_config(order.method, order.config)
+        config = best_k_config(order)
         ids = order.lm.encode(order.prompt)
         self.limits.check_prompt(len(ids))
         check_prompts(order.lm, [ids], order.config)
@@ -217,13 +217,13 @@ class Engine:
 
     def _key(self, job: Job) -> Hashable:
         """Name the turn that a job belongs to: shared by equal settings, else its own."""
-        config = best_k_config(job.order.method, job.order.config)
+        config = best_k_config(job.order)
         if config is None or needs_own_run(config):
             return job.id
         return id(job.order.lm), config
 
     def _new_turn(self, job: Job) -> Turn:
-        config = best_k_config(job.order.method, job.order.config)
+        config = best_k_config(job.order)
         if config is None:
             return MethodTurn()
         if needs_own_run(config):

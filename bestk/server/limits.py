@@ -48,7 +48,7 @@ class Limits:
         """Make limits of those that are given; None is the default."""
         return cls(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
-    def check(self, config: SearchConfig, *, with_graph: bool = False) -> None:
+    def check(self, config: SearchConfig) -> None:
         """Refuse settings that this server does not run."""
         most = {
             "max_new_tokens": self.new_tokens,
@@ -67,8 +67,11 @@ class Limits:
                 f"the budget is at most {self.budget} expansions on this server, got "
                 f"{config.total_budget}: lower budget, or beam_size or max_new_tokens"
             )
+
+    def check_graph(self, config: SearchConfig) -> None:
+        """Refuse to draw a search whose graph could be too large to send."""
         nodes = config.total_budget * config.num_children(self.children)
-        if with_graph and nodes > self.graph_nodes:
+        if nodes > self.graph_nodes:
             raise OptionError(
                 f"a graph may have {self.graph_nodes} nodes on this server, these settings could "
                 f"make {nodes}: leave graph out, lower the budget or raise min_prob"

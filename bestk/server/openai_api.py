@@ -83,7 +83,8 @@ class OpenAIRequest:
     def __init__(self, service: Service, body: OpenAIBody, prompts: list[Any]) -> None:
         self.body = body
         _refuse(body)
-        self.n = _one_of(body, "n", "num_texts") or 1
+        given = _one_of(body, "n", "num_texts")
+        self.n = 1 if given is None else given
         if self.n < 1:
             raise OptionError(f"n must be at least 1, got {self.n}")
         if len(prompts) > service.limits.prompts:

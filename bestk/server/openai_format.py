@@ -98,8 +98,7 @@ def token_details(
     children = _children(record) if record is not None and top else {}
     details, slot = [], 0
     for place, token in enumerate(ids):
-        is_seen = starts[place] < len(text.text) or (place < len(ids) - 1 and not text.text)
-        if is_seen:
+        if starts[place] < len(text.text):  # neither the end nor a stop string shows
             others, _ = children.get(slot, ([], {}))
             details.append(
                 {

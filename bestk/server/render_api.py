@@ -25,8 +25,14 @@ def router(service: Service) -> APIRouter:
     @routes.post(
         "/render",
         tags=["search"],
-        response_class=HTMLResponse,
-        responses=responses(400, 401, 413),
+        response_class=Response,
+        responses={
+            200: {
+                "description": "The page.",
+                "content": {"text/html": {"schema": {"type": "string"}}},
+            },
+            **responses(400, 401, 413),
+        },
     )
     async def draw(body: dict[str, Any] = Body(description=_ABOUT)) -> Response:  # noqa: B008
         """Draw a search as a page of its own, to be saved."""

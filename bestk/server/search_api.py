@@ -96,26 +96,28 @@ class Asked:
     def __init__(self, service: Service, body: SearchBody) -> None:
         self.body = body
         self.name, lm = service.model(body.model)
-        self.config = service.check(settings_of(body), with_graph=body.graph)
+        self.config = service.check(settings_of(body))
         self.finish: Finish = service.finish(body, body.num_texts)
-        is_best_k = best_k_config(body.method, self.config) is not None
-        self.order = Order(
+        order = Order(
             lm=lm,
             prompt=_prompt(lm, body),
             config=self.config,
             method=body.method,
             seed=body.seed,
-            is_followed=body.stream and is_best_k,
+            is_followed=body.stream,
             with_graph=body.graph,
             max_seconds=service.limits.seconds,
         )
+        self.order, self.searched = order, best_k_config(order)  # None: not a search of ours
+        if body.graph and self.searched is not None:
+            service.limits.check_graph(self.searched)
         self._graph: Graph | None = None  # as the client has it
 
     def answer(self, job_id: str, result: SearchResult) -> dict[str, Any]:
         """Write the result, its texts chosen, with its whole graph where that is wanted."""
         chosen = self.finish(result)
         written = {"id": job_id, "model": self.name, **chosen.to_json(tree=self.body.tree)}
-        if self.body.graph and result.tree is not None and self._is_search:
+        if self.body.graph and self.searched is not None:
             written["graph"] = self._draw(result)
         return written
 
@@ -146,9 +148,8 @@ class Asked:
 
     def _start(self, job_id: str) -> dict[str, Any]:
         lm = self.order.lm
-        config = best_k_config(self.order.method, self.config)
-        if config is not None:
-            named = signature(config, lm.name)
+        if self.searched is not None:
+            named = signature(self.searched, lm.name)
         else:
             told = method_of(self.order.method).describe()
             named = f"bestk|model:{lm.name}|{told}|v:{__version__}"
@@ -158,7 +159,7 @@ class Asked:
             "method": self.order.method,
             "signature": named,
             "budget": self.config.total_budget,
-            "config": dataclasses.asdict(config or self.config),
+            "config": dataclasses.asdict(self.searched or self.config),
         }
 
     def _step(self, progress: Progress) -> dict[str, Any]:
@@ -177,11 +178,6 @@ class Asked:
 
     def _draw(self, result: SearchResult) -> Graph:
         return to_graph(result, frontiers=False, pruned_prob=False)
-
-    @property
-    def _is_search(self) -> bool:
-        """Say whether the tree is one that best-k search grew: only such can be drawn."""
-        return best_k_config(self.order.method, self.config) is not None
 
 
 def _prompt(lm: LanguageModel, body: SearchBody) -> Any:

@@ -84,7 +84,9 @@ class Guarded:
             return True
         kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         # Compared in constant time: how long it takes says nothing of the token.
-        return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token)
+        return kind.lower() == "bearer" and hmac.compare_digest(
+            given.strip().encode("latin-1"), self.token
+        )
 
 
 class Bounded:

@@ -57,7 +57,7 @@ class Service:
             rerank=reranker, num_texts=num_texts, select=body.select, diversity=body.diversity
         )
 
-    def check(self, config: SearchConfig, *, with_graph: bool = False) -> SearchConfig:
+    def check(self, config: SearchConfig) -> SearchConfig:
         """Return the settings if they are within the limits."""
-        self.limits.check(config, with_graph=with_graph)
+        self.limits.check(config)
         return config

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from bestk.api import best_first_config
 from bestk.baselines.methods import method_of, run_method
 from bestk.best_k import Step
 from bestk.config import SearchConfig
@@ -20,7 +21,7 @@ from bestk.language_model import LanguageModel
 from bestk.many import auto_batch_size, stop_rules
 from bestk.open_lanes import OpenLanes
 from bestk.run import Run
-from bestk.server.jobs import BEST_K, Job
+from bestk.server.jobs import BEST_K, Job, Order
 
 # Best-k search under the names of the paper: a scoring in place of the settings' own.
 _SCORINGS = {"bks_mean": "mean", "bks_last": "last"}
@@ -193,18 +194,19 @@ class MethodTurn(Turn):
         """Nothing is held between turns."""
 
 
-def best_k_config(method: str, config: SearchConfig) -> SearchConfig | None:
+def best_k_config(order: Order) -> SearchConfig | None:
     """Return the settings of best-k search where that is the method, None for another one.
 
-    >>> best_k_config("bks_last", SearchConfig()).scoring
-    'last'
+    Best-first search is best-k search too, with settings of its own.
     """
-    name = method.lower()
+    name, config = order.method.lower(), order.config
     if name == BEST_K.lower():
         return config
+    if name == "bfs":
+        return best_first_config(order.lm, config)
     if name in _SCORINGS:
         return dataclasses.replace(config, scoring=_SCORINGS[name], length_alpha=None)
-    method_of(method)  # raises where there is none
+    method_of(order.method)  # raises where there is none
     return None
 
 
