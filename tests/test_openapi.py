@@ -18,6 +18,11 @@ from serving import Served, letters_lm, served
 from bestk.server.app import create_app
 from bestk.server.limits import Limits
 
+# Other threads of this process draw numbers while a case is made.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
+)
+
 # What a random body may ask for is kept small; that it is refused is what is looked at.
 LIMITS = Limits(budget=300, new_tokens=30, seconds=2, frontier=500, children=50, k=20)
 CHECKS = [

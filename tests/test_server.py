@@ -468,6 +468,14 @@ class TestAbout:
         ):
             assert line in text.splitlines()
 
+    def test_docs_are_a_page_that_loads_nothing(self, client: httpx.Client) -> None:
+        page = client.get("/docs")
+        assert page.status_code == 200
+        for told in ("POST /v1/search", "GET /v1/models/{model}", "beam_size", "Retry-After"):
+            assert told in page.text
+        assert "http" not in page.text
+        assert "<script" not in page.text
+
     def test_every_answer_is_documented(self, client: httpx.Client) -> None:
         document = client.get("/openapi.json").json()
         assert set(document["paths"]) >= {"/v1/search", "/v1/completions", "/v1/chat/completions"}

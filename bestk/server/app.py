@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from bestk.language_model import LanguageModel
-from bestk.server import errors, openai_api, pages, render_api, search_api
+from bestk.server import docs_page, errors, openai_api, pages, render_api, search_api
 from bestk.server.engine import Engine
 from bestk.server.limits import Limits
 from bestk.server.metrics import Measured, Metrics
@@ -54,6 +54,7 @@ def create_app(
     app.include_router(search_api.router(service, needs_token=access.token is not None))
     app.include_router(render_api.router(service))
     app.include_router(pages.router(service, metrics))
+    docs_page.install(app)
     _document(app, has_token=access.token is not None)
     _guard(app, engine.limits, access, metrics)
     return app

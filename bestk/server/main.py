@@ -7,10 +7,13 @@ then is told so. Knows uvicorn and files of models, no routes.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import os
+import signal
 import socket
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,6 @@ from bestk.server.limits import Limits
 from bestk.server.security import LOOPBACK
 
 TOKEN_VARIABLE = "BESTK_TOKEN"
-logger = logging.getLogger("bestk.server")
 
 # Seconds that uvicorn gets, after the grace period, to send what the engine had to say.
 _LAST_WORDS = 5
@@ -70,6 +72,12 @@ def serve(models: Sequence[LanguageModel], options: ServeOptions) -> None:
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"bestk serves {', '.join(by_name(models))} on http://{shown}:{port}", flush=True)
+    if options.host not in LOOPBACK and options.access.token is None:
+        print(
+            "anyone who reaches this address may search: a --token keeps others out",
+            file=sys.stderr,
+            flush=True,
+        )
     engine: Engine = app.state.engine
     engine.start()
     try:
@@ -97,6 +105,20 @@ class GracefulServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, grace: float) -> None:
         super().__init__(config)
         self.grace = grace
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let signals end the server, and nothing after it: to be told to stop is no failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let what runs end, then close."""
