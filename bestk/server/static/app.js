@@ -241,8 +241,8 @@ async function begin() {
       if (event.target === dialog || event.target.closest("[data-close]")) dialog.close();
     });
   }
-  // On a phone the settings would stand between the prompt and its texts.
-  at("settings-box").open = window.matchMedia("(width > 860px)").matches;
+  // On a narrow screen the settings would stand between the prompt and its texts.
+  at("settings-box").open = window.matchMedia("(width > 1080px)").matches;
   try {
     const listed = await getJson("/v1/settings");
     const models = await getJson("/v1/models");

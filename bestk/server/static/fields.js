@@ -15,7 +15,7 @@ const USUAL = {
   diversity: [0, 1, 0.05],
 };
 const LONG = new Set(["json_schema", "grammar"]);
-const UNSET = { budget: "beam × tokens", num_texts: "all", max_children: "all that pass" };
+const UNSET = { budget: "auto", num_texts: "all", max_children: "auto" };
 
 let numFields = 0;
 

@@ -144,6 +144,11 @@ export class Lane {
     if (run.isOver) this.known = new Set(run.ranked.map((text) => text.text));
     this.error.textContent = run.error ? run.error.message : "";
     this.progress.show(run);
-    this.list.show(run.ranked, run.isOver ? "No text was found." : "No text is complete yet.");
+    this.list.show(run.ranked, emptyText(run));
   }
+}
+
+function emptyText(run) {
+  if (run.error) return "";
+  return run.isOver ? "No text was found." : "No text is complete yet.";
 }

@@ -90,7 +90,7 @@ export function stateText(run) {
   }
   if (run.state === "running") return run.growsTree ? "Searching…" : "Running…";
   if (run.state === "stopped") return "Stopped. What was found stays.";
-  if (run.state === "failed") return "Broken off.";
+  if (run.state === "failed") return run.budget === null ? "Not run." : "Broken off.";
   const { result } = run;
   if (result.notice) return `Ended: ${result.notice}.`;
   const reason = REASONS[result.stop_reason] || String(result.stop_reason).replace(/_/g, " ");

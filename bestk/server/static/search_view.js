@@ -117,7 +117,7 @@ export class SearchView {
     this.progress.show(run);
     this.tree.hidden = !this.viewer;
     this.plain.hidden = Boolean(this.viewer);
-    if (!this.viewer) this.list.show(texts, run.isOver ? "No text was found." : waitText(run));
+    if (!this.viewer) this.list.show(texts, waitText(run));
     this.plainNote.textContent = run.isOver && texts.length ? noTreeText(run) : "";
     this.plainNote.hidden = !this.plainNote.textContent;
     this.copy.disabled = !texts.length;
@@ -179,6 +179,7 @@ export class SearchView {
 }
 
 function waitText(run) {
+  if (run.isOver) return run.error ? "" : "No text was found.";
   return run.growsTree
     ? "The tree appears with its first step."
     : "The texts come all at once, when the method has ended.";
