@@ -694,6 +694,26 @@ def test_light_and_dark_follow_the_system_until_chosen(visit: Any, toy: str) -> 
     assert shown.js("document.documentElement.dataset.theme") == "dark", "the choice stays"
 
 
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out_from_their_ground(visit: Any, toy: str, scheme: str) -> None:
+    shown = visit(toy, color_scheme=scheme)
+
+    def luminance(name: str) -> float:
+        value = shown.js(
+            "(n) => getComputedStyle(document.documentElement).getPropertyValue(n)", name
+        )
+        parts = [int(value.strip()[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return sum(share * x for share, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for name in ("--ink", "--muted", "--accent", "--good"):
+        for ground in ("--surface", "--raised", "--canvas"):
+            low, high = sorted((luminance(name), luminance(ground)))
+            contrast = (high + 0.05) / (low + 0.05)
+            assert contrast >= 4.5, f"{name} on {ground}: {contrast:.2f}"
+
+
 def test_files_hold_no_markup_of_texts_and_nothing_from_elsewhere() -> None:
     for path in STATIC.iterdir():
         text = path.read_text(encoding="utf-8")
