@@ -19,6 +19,7 @@ from bestk.version import __version__
 if TYPE_CHECKING:
     from bestk.api import best_first, search, stream
     from bestk.baselines import run_method
+    from bestk.batch import run_batch
     from bestk.drop_in import generate
     from bestk.encoder_decoder import EncoderDecoderModel
     from bestk.language_model import Features, LanguageModel
@@ -39,6 +40,7 @@ _HOMES = {
     "from_vllm": "bestk.vllm_engines",
     "generate": "bestk.drop_in",
     "load": "bestk.loading",
+    "run_batch": "bestk.batch",
     "run_method": "bestk.baselines",
     "search": "bestk.api",
     "stream": "bestk.api",
@@ -60,6 +62,7 @@ __all__ = [
     "from_vllm",
     "generate",
     "load",
+    "run_batch",
     "run_method",
     "search",
     "stream",

@@ -27,6 +27,9 @@ Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 
 logger = logging.getLogger("bestk")
 
+# What best-first search sets itself; `max_frontier` is raised to hold everything.
+_BEST_FIRST: dict[str, Any] = {"k": 1, "decay": "none", "min_prob": 0.0, "max_frontier": 1}
+
 
 @overload
 def search(
@@ -94,10 +97,9 @@ def search(
         rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
     )
     every = list(prompts) if is_batch(prompts) else [prompts]
-    if settings.constraints or settings.is_shaped or hooks != Hooks():
-        results = _search_chunks(lm, every, settings, batch_size, keep_tree, hooks)
-    else:
-        results = search_many(lm, every, settings, batch_size=batch_size, keep_tree=keep_tree)
+    results = search_all(
+        lm, every, settings, batch_size=batch_size, keep_tree=keep_tree, hooks=hooks
+    )
     for result in results:
         if result.notice is not None:
             logger.warning("%s", result.notice)
@@ -105,21 +107,52 @@ def search(
     return finished if is_batch(prompts) else finished[0]
 
 
+def search_all(
+    lm: LanguageModel,
+    prompts: Sequence[Any],
+    config: SearchConfig,
+    *,
+    batch_size: int | str = "auto",
+    keep_tree: bool = True,
+    hooks: Hooks | None = None,
+) -> list[SearchResult]:
+    """Search prompts by the fastest way that the settings leave; results as they were found."""
+    hooks = hooks or Hooks()
+    if config.constraints or config.is_shaped or hooks != Hooks():
+        return _search_chunks(lm, prompts, config, batch_size, keep_tree, hooks)
+    return search_many(lm, prompts, config, batch_size=batch_size, keep_tree=keep_tree)
+
+
 def best_first(
-    lm: LanguageModel, prompts: Prompt | Batch, config: SearchConfig | None = None, **options: Any
+    lm: LanguageModel,
+    prompts: Prompt | Batch,
+    config: SearchConfig | None = None,
+    *,
+    batch_size: int | str = "auto",
+    keep_tree: bool = True,
+    **options: Any,
 ) -> Any:
     """Run vanilla best-first search (Algorithm 1): one node a step, no decay, nothing pruned.
 
     As in the paper's footnote only the likeliest children of a node are kept, here the best 100
     unless `max_children` says otherwise; the scoring and the budget are the caller's.
     """
-    plain = {"k": 1, "decay": "none", "min_prob": 0.0, "max_frontier": 1}
+    settings = best_first_config(lm, config, **options)
+    return search(lm, prompts, settings, batch_size=batch_size, keep_tree=keep_tree)
+
+
+def best_first_config(
+    lm: LanguageModel, config: SearchConfig | None = None, **options: Any
+) -> SearchConfig:
+    """Return the settings with which best-k search is vanilla best-first search."""
     for name in options:
-        if name in plain:
+        if name in _BEST_FIRST:
             raise OptionError(f"best_first sets {name} itself: use search to choose it")
-    settings = SearchConfig.of({"max_children": 100, **options, **plain}, config)
+    settings = SearchConfig.of({**options, **_BEST_FIRST}, config)
+    if settings.max_children is None:
+        settings = SearchConfig.of({"max_children": 100}, settings)
     everything = settings.total_budget * settings.num_children(lm.backend.vocab_size)
-    return search(lm, prompts, SearchConfig.of({"max_frontier": everything}, settings))
+    return SearchConfig.of({"max_frontier": everything}, settings)
 
 
 def stream(

@@ -23,6 +23,9 @@ from bestk.config import SearchConfig
 from bestk.frontier import Frontier, Nodes
 from bestk.tree import State, Tree
 
+# Models give log-probabilities in single precision: of what is left of 1 no less can be trusted.
+_ROUNDING = 1e-5
+
 
 class Verdict(NamedTuple):
     """What a rule says of the children that a group opens; None where it has nothing to say."""
@@ -122,6 +125,7 @@ class Searches:
         self.batch = batch
         self.rules = tuple(rules)
         self.vocab_size = vocab_size
+        self.eos_ids = eos_ids
         self.room = room(config, vocab_size, sum(rule.num_wanted for rule in self.rules))
         num_children = self.room.num_children + self.room.num_wanted
         self.tree = Tree(batch, self.room.capacity, self.room.depth, num_children, device)
@@ -160,6 +164,12 @@ class Searches:
         self.timed_out.index_fill_(0, rows, False)
         self.frontier.clear(rows)
         return self.tree.plant(rows)
+
+    def columns(self) -> list[Tensor]:
+        """Name every tensor that has a row per search."""
+        own = [self.clock, self.num_completions, self.num_truncated, self.pruned_bound]
+        own += [self.broken_at, self.is_active, self.timed_out, *vars(self.ledger).values()]
+        return [*own, *self.tree.columns(), *self.frontier.columns()]
 
     def time_out(self, rows: Iterable[int]) -> None:
         """Stop these searches where they are."""
@@ -382,7 +392,7 @@ class Searches:
         if self.room.num_children < self.vocab_size:
             # A token past the list is no likelier than the last of the likeliest, nor than what is
             # left; wanted tokens come after those, and are as unlikely as they are.
-            left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=0).log()
+            left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=_ROUNDING).log()
             last = children.log_prob[..., self.room.num_children - 1]
             unseen = group.log_prob + torch.minimum(left, last)
             best = torch.maximum(best, unseen)

@@ -22,6 +22,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_MODEL = "smollm2"
 SELECTIONS = ("best", "diverse")
 DIVERSITY = 0.5  # weight of novelty where texts are to differ
+EVAL_BATCH = 16  # examples that an evaluation runs side by side
 GRAMMARS = ("regex", "json_schema", "grammar")
 
 SHAPING = (
@@ -42,6 +43,35 @@ SHAPING = (
 )
 _POSITIVE = ("temperature", "repetition_penalty", "encoder_repetition_penalty")
 _SHARES = ("top_p", "min_p")
+
+# The smallest value of every setting that is a whole number.
+LEAST = {
+    "k": 1,
+    "beam_size": 1,
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "budget": 1,
+    "min_children": 0,
+    "max_children": 1,
+    "max_frontier": 1,
+    "max_completions": 1,
+    "certify": 1,
+    "top_k": 1,
+    "no_repeat_ngram_size": 1,
+    "encoder_no_repeat_ngram_size": 1,
+    "forced_bos_token_id": 0,
+}
+
+# How far real numbers reach before a score or a logit could overflow; far past any sensible value.
+REACH = {
+    "length_alpha": (-20.0, 20.0),
+    "decay_weight": (0.0, 1e6),
+    "decay_power": (0.0, 20.0),
+    "include_bonus": (0.0, 1e6),
+    "temperature": (1e-4, 1e4),
+    "repetition_penalty": (1e-4, 1e4),
+    "encoder_repetition_penalty": (1e-4, 1e4),
+}
 
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
@@ -154,7 +184,9 @@ class SearchConfig:
 
     def num_children(self, vocab_size: int) -> int:
         """Children worth asking the model for: at most 1/γ tokens have probability ≥ γ."""
-        by_prob = math.floor(1 / self.min_prob + 1e-9) if self.min_prob > 0 else vocab_size
+        by_prob = vocab_size  # also where 1/γ is past the range of a double
+        if self.min_prob * vocab_size > 1:
+            by_prob = math.floor(1 / self.min_prob + 1e-9)
         by_prob = max(by_prob, self.min_children)
         widest = WIDEST_CHILDREN if self.max_children is None else self.max_children
         return max(1, min(by_prob, widest, vocab_size))
@@ -188,11 +220,7 @@ class SearchConfig:
         return "|".join(fields)
 
     def _check_counts(self) -> None:
-        least = {"k": 1, "beam_size": 1, "max_new_tokens": 1, "min_new_tokens": 0, "budget": 1}
-        least |= {"min_children": 0, "max_children": 1, "max_frontier": 1}
-        least |= {"max_completions": 1, "certify": 1, "top_k": 1, "no_repeat_ngram_size": 1}
-        least |= {"encoder_no_repeat_ngram_size": 1, "forced_bos_token_id": 0}
-        for name, minimum in least.items():
+        for name, minimum in LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
@@ -222,8 +250,6 @@ class SearchConfig:
             )
         if self.timeout is not None and self.timeout <= 0:
             raise OptionError(f"timeout must be above 0 seconds, got {self.timeout}")
-        if self.include_bonus < 0:
-            raise OptionError(f"include_bonus must be at least 0, got {self.include_bonus}")
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} must be above 0, got {getattr(self, name)}: 1 is none")
@@ -231,6 +257,10 @@ class SearchConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise OptionError(f"{name} must be above 0 and at most 1, got {value}")
+        for name, (least, most) in REACH.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise OptionError(f"{name} goes from {least:g} to {most:g}, got {value:g}")
 
     def _check_names(self) -> None:
         for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):

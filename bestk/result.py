@@ -19,6 +19,7 @@ from typing import Any
 from bestk.best_k import Searches
 from bestk.config import SearchConfig
 from bestk.errors import OptionError, SchemaError
+from bestk.mass import Mass, masses
 from bestk.record import TreeRecord
 from bestk.tree import State
 from bestk.version import __version__
@@ -75,33 +76,12 @@ class LazyTexts(Mapping[int, str]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mass:
-    """Where the model's probability went; all of it adds up to 1."""
-
-    completed: float
-    frontier: float
-    pruned_prob: float  # never opened: below min_prob
-    pruned_frontier: float  # pruned by max_frontier
-    truncated: float
-
-    @property
-    def pruned(self) -> float:
-        """Return what was pruned, for either reason."""
-        return self.pruned_prob + self.pruned_frontier
-
-    @property
-    def total(self) -> float:
-        """Add everything up; 1 but for rounding."""
-        return self.completed + self.frontier + self.pruned + self.truncated
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cost:
     """What a search spent."""
 
     expanded: int
     model_calls: int
-    seconds: float  # of the batch that the search ran in
+    seconds: float | None  # of the batch that the search ran in; None where it was not kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +117,7 @@ class SearchResult:
             "version": FORMAT_VERSION,
             "prompt": self.prompt.to_json() if hasattr(self.prompt, "to_json") else self.prompt,
             "hypotheses": [_hypothesis_json(h) for h in self.hypotheses],
-            "mass": {
-                "completed": self.mass.completed,
-                "frontier": self.mass.frontier,
-                "pruned": self.mass.pruned,
-                "truncated": self.mass.truncated,
-            },
+            "mass": self.mass.brief(),
             "pruned_by": {
                 "min_prob": self.mass.pruned_prob,
                 "max_frontier": self.mass.pruned_frontier,
@@ -243,9 +218,7 @@ def collect(
 ) -> list[SearchResult]:
     """Turn the state of searches, finished or not, into results: one for each row in `prompts`."""
     clocks, reasons = searches.clock.tolist(), searches.stop_reasons()
-    ledger, frontier = searches.ledger, searches.frontier_mass().tolist()
-    completed, truncated = ledger.completed.tolist(), ledger.truncated.tolist()
-    pruned_prob, pruned_frontier = ledger.pruned_prob.tolist(), ledger.pruned_frontier.tolist()
+    mass = masses(searches)
     num_truncated, bounds = searches.num_truncated.tolist(), searches.bound().tolist()
     results = []
     records = TreeRecord.of(searches.tree, list(prompts))
@@ -256,13 +229,7 @@ def collect(
             SearchResult(
                 prompt=prompt,
                 hypotheses=tuple(merged),
-                mass=Mass(
-                    completed=completed[row],
-                    frontier=frontier[row],
-                    pruned_prob=pruned_prob[row],
-                    pruned_frontier=pruned_frontier[row],
-                    truncated=truncated[row],
-                ),
+                mass=mass[row],
                 cost=Cost(expanded=len(record), model_calls=clocks[row] + 1, seconds=seconds),
                 signature=signature(searches.config, model, hooks),
                 config=searches.config,
@@ -327,9 +294,13 @@ def completions(
     decode: Callable[[Sequence[Sequence[int]]], list[str]],
     *,
     since: int = 0,
+    state: State = State.COMPLETE,
 ) -> list[Hypothesis]:
-    """Return the complete texts of a tree in the order found, from slot `since` on."""
-    is_wanted = (record.child_state == State.COMPLETE) & (record.child_parent >= since)
+    """Return the complete texts of a tree in the order found, from slot `since` on.
+
+    With another `state` these are texts that were cut off, or are still open.
+    """
+    is_wanted = (record.child_state == state) & (record.child_parent >= since)
     entries = is_wanted.nonzero()[:, 0]
     parents = record.child_parent[entries].tolist()
     ends = record.child_token[entries].tolist()
@@ -352,6 +323,7 @@ def completions(
                 log_probs=log_probs,
                 step=step,
                 is_certified=total >= bound,
+                is_complete=state == State.COMPLETE,
             )
         )
     return found

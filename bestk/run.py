@@ -42,6 +42,7 @@ class Run:
             config,
             self.hooks.stopping_criteria,
             [len(getattr(lm.backend, "decoder_prompt", ids)) for ids in self.prompt_ids],
+            vocab_size=lm.backend.vocab_size,
             has_text=lm.tokenizer is not None,
         )
         check_prompts(lm, self.prompt_ids, self.config)
@@ -50,8 +51,8 @@ class Run:
         self.eos_ids = lm.backend.eos_ids if given is None else given
         rules = stop_rules(lm, self.config)
         if criteria:
-            rules.append(Criteria(criteria, self.contexts))
-        constraints = constraints_of(self.config, lm)
+            rules.append(Criteria(criteria, self.contexts, self.config.min_new_tokens))
+        constraints = constraints_of(self.config, lm, rules)
         self.shaper = self._shaper(constraints.shaper)
         self.searches = self._searches([*constraints.rules, *rules])
         self.started = time.perf_counter()
@@ -152,7 +153,7 @@ class Run:
             raise self._out_of_memory(expanded=0) from error
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        return self.lm.decode(sequences, self.config.stop)
+        return self.lm.decode(sequences, self.config.stop, self.config.min_new_tokens)
 
     def _out_of_memory(
         self, expanded: int, partial: list[SearchResult] | None = None

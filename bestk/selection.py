@@ -42,20 +42,38 @@ def select(
     """
     check_selection(num_texts, select, diversity)
     pool = list(hypotheses)
-    if select == "best" or len(pool) <= 1:
+    if select == "best":
         return pool[:num_texts]
-    quality = _scaled([h.score if h.rerank_score is None else h.rerank_score for h in pool])
-    texts = [hypothesis.text for hypothesis in pool]
-    novelty = _UnseenNgrams(texts) if embed is None else _Distance(texts, embed)
+    scores = [h.score if h.rerank_score is None else h.rerank_score for h in pool]
+    places = diverse([h.text for h in pool], scores, num_texts, diversity, embed)
+    return [pool[place] for place in places]
+
+
+def diverse(
+    texts: Sequence[str],
+    scores: Sequence[float],
+    num_texts: int,
+    diversity: float = DIVERSITY,
+    embed: Embed | None = None,
+) -> list[int]:
+    """Return the places of good texts that differ, in the order chosen.
+
+    >>> diverse(["a dog", "a dog runs", "two cats"], [-0.1, -0.2, -0.3], 2, diversity=0.9)
+    [0, 2]
+    """
+    if len(texts) <= 1:
+        return list(range(len(texts)))[:num_texts]
+    quality = _scaled(scores)
+    novelty = _UnseenNgrams(texts) if embed is None else _Distance(list(texts), embed)
     chosen: list[int] = []
-    left = list(range(len(pool)))
+    left = list(range(len(texts)))
     while left and len(chosen) < num_texts:
         # `max` takes the first of equals, which is the better ranked.
         best = max(left, key=lambda i: (1 - diversity) * quality[i] + diversity * novelty.of(i))
         left.remove(best)
         chosen.append(best)
         novelty.add(best)
-    return [pool[index] for index in chosen]
+    return chosen
 
 
 def narrow(

@@ -42,25 +42,26 @@ class StopStrings(Rule):
     ) -> Verdict:
         complete = torch.zeros_like(passes)
         rows, places, numbers = (passes & ~is_stop).nonzero(as_tuple=True)
-        tails = [
-            [*prefix[:depth][-self.reach :], token]
-            for prefix, depth, token in zip(
+        nodes = list(zip(rows.tolist(), places.tolist(), strict=True))
+        tails = {
+            node: prefix[:depth][-self.reach :]
+            for node, prefix, depth in zip(
+                nodes,
                 group.prefix[rows, places].tolist(),
                 group.depth[rows, places].tolist(),
-                children.token[rows, places, numbers].tolist(),
                 strict=True,
             )
-        ]
-        before = self.decode([tail[:-1] for tail in tails])
-        after = self.decode(tails)
-        depths = (group.depth[rows, places] + 1).tolist()
-        hits = [
-            depth >= self.min_new_tokens and self._appears(old, new)
-            for old, new, depth in zip(before, after, depths, strict=True)
-        ]
+        }
+        tokens = children.token[rows, places, numbers].tolist()
+        before = dict(zip(tails, self.decode(list(tails.values())), strict=True))
+        after = self.decode(
+            [[*tails[node], token] for node, token in zip(nodes, tokens, strict=True)]
+        )
+        hits = [self._appears(before[node], text) for node, text in zip(nodes, after, strict=True)]
         complete[rows, places, numbers] = torch.tensor(
             hits, dtype=torch.bool, device=complete.device
         )
+        complete &= group.depth[..., None] + 1 >= self.min_new_tokens
         return Verdict(complete=complete)
 
     def _appears(self, old: str, new: str) -> bool:

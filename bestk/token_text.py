@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-_WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark of a leading space
+WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark of a leading space
 
 
 def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
@@ -42,7 +42,7 @@ def _shown(text: str, piece: str) -> str:
         if piece and all(c in table for c in piece):  # byte-level BPE
             return show_bytes(bytes(table[c] for c in piece))
         return piece or text  # byte fallback, already written <0xE2>
-    if piece.startswith(_WORD_START) and not text.startswith(" "):
+    if piece.startswith(WORD_START) and not text.startswith(" "):
         return " " + text
     return text
 

@@ -65,6 +65,11 @@ class Tree:
         self.child_state: Int[Tensor, "batch slots children"] = column(num_children, fill=0)
         self.count: Int[Tensor, " batch"] = torch.zeros(batch, dtype=torch.int64, device=device)
 
+    def columns(self) -> list[Tensor]:
+        """Name every tensor that has a row per search."""
+        children = [self.child_token, self.child_log_prob, self.child_score, self.child_state]
+        return [self._whole, self._real, self.path, *children, self.count]
+
     def plant(self, rows: Int[Tensor, " planted"]) -> Group:
         """Start these searches' trees anew; the group holds their roots and no other node."""
         self.count.index_fill_(0, rows, 1)

@@ -61,6 +61,11 @@ def message_of(kind: type[BestKError], call: Callable[[], Any]) -> str:
         ({"decay_weight": -1}, ["decay_weight must be at least 0", "got -1"]),
         ({"decay_weight": float("inf")}, ["decay_weight must be finite", "inf"]),
         ({"decay_power": 0}, ["decay_power must be above 0", "got 0", "decay='none'"]),
+        ({"length_alpha": 1000}, ["length_alpha goes from -20 to 20, got 1000"]),
+        ({"length_alpha": -1000}, ["length_alpha goes from -20 to 20, got -1000"]),
+        ({"decay_power": 1e4}, ["decay_power goes from 0 to 20, got 10000"]),
+        ({"decay_weight": 1e308}, ["decay_weight goes from 0 to 1e+06, got 1e+308"]),
+        ({"include_bonus": 1e308}, ["include_bonus goes from 0 to 1e+06, got 1e+308"]),
         ({"timeout": 0}, ["timeout must be above 0 seconds", "got 0"]),
         ({"length_alpha": 0.5, "scoring": "sum"}, ["length_alpha=0.5", "'sum'", "give one"]),
         ({"scoring": "meen"}, ["unknown scoring 'meen'", "did you mean 'mean'?"]),
@@ -95,6 +100,7 @@ def test_best_first_sets_its_own(name: str) -> None:
     [
         ("", ["prompt is empty", "at least one word"]),
         (" \n\t", ["prompt is empty", "at least one word"]),
+        ("yes \udcff", ["not UTF-8 text", "bytes that are no character"]),
         ([[]], ["a prompt must be text, token ids or chat messages", "[]"]),
         (None, ["a prompt must be text", "None"]),
         (7, ["a prompt must be text", "7"]),
@@ -352,3 +358,15 @@ def test_bugs_are_not_dressed_up() -> None:
     lm = bestk.LanguageModel(Failing(RuntimeError("shapes do not match"), at=2))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         bestk.search(lm, [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("length_alpha", 1e5, "length_alpha goes from -20 to 20, got 100000"),
+        ("temperature", 1e-300, "temperature goes from 0.0001 to 10000, got 1e-300"),
+        ("decay_power", 500, "decay_power goes from 0 to 20, got 500"),
+    ],
+)
+def test_numbers_that_would_overflow(name: str, value: float, told: str) -> None:
+    assert message_of(OptionError, lambda: bestk.SearchConfig(**{name: value})) == told

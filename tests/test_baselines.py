@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import bestk
 from bestk.backends.toy import ToyBackend
 from bestk.baselines import METHODS, Beam, Nucleus, Sampling, Typical, method_of, run_method
+from bestk.baselines.filters import listed
 from bestk.baselines.sampling import invert
 from bestk.errors import BestKError, ModelError, OptionError
 
@@ -246,7 +247,47 @@ def test_beam_sampling_draws_by_filtered_probability(rule: Any, kept: set[int]) 
 def test_inverting_never_picks_weight_zero() -> None:
     weights = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0], dtype=torch.float64)
     uniforms = torch.tensor([0.0, 0.4999, 0.5, 0.9999, 1.0], dtype=torch.float64)
-    assert invert(weights.expand(5, -1), uniforms).tolist() == [1, 1, 3, 3, 3]
+    assert invert(weights, uniforms).tolist() == [1, 1, 3, 3, 3]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), p=st.floats(0.05, 1.0), draws=st.integers(1, 9))
+def test_drawing_from_the_kept_tokens_is_drawing_from_all(seed: int, p: float, draws: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    log_probs = (3 * torch.randn(2, 3, 40, generator=source)).log_softmax(dim=-1)
+    uniforms = torch.rand(2, 3, draws, generator=source, dtype=torch.float64)
+    for rule in (Nucleus(p), Typical(p)):
+        keeps = rule.keeps(log_probs)
+        kept, is_filled = listed(keeps)
+        few = kept.gather(
+            -1, invert(log_probs.gather(-1, kept).double().exp() * is_filled, uniforms)
+        )
+        assert torch.equal(few, invert(log_probs.double().exp() * keeps, uniforms))
+        assert keeps.gather(-1, few).all(), "a token outside the set was drawn"
+
+
+@pytest.mark.parametrize("name", ["DBS+", "Ncls0.8", "Ncls0.8:10", "BNcls0.8"])
+def test_no_model_call_has_a_column_without_a_text(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bestk.backends.transformers.causal import TreeSession
+
+    widths: list[int] = []
+    expand = TreeSession.expand
+
+    def watched(self: Any, group: Any) -> Any:
+        assert group.is_valid.any(dim=0).all(), "nodes were computed that nobody asked for"
+        widths.append(group.is_valid.shape[1])
+        return expand(self, group)
+
+    lm = bestk.from_transformers(tiny([2, 7, 9, 11]))
+    monkeypatch.setattr(TreeSession, "expand", watched)
+    method, _, draws = name.partition(":")
+    run_method(
+        lm, some_prompts(3), method, max_new_tokens=LENGTH, num_draws=int(draws) if draws else None
+    )
+    if name != "BNcls0.8":
+        assert min(widths) < max(widths), "all texts ended together, so nothing is shown"
 
 
 @settings(max_examples=25, deadline=None)
@@ -346,6 +387,16 @@ def test_stop_strings_end_texts(smollm2: bestk.LanguageModel) -> None:
         stopped = [h for h in result.raw if h.is_complete]
         assert stopped, name
         assert all("," not in h.text for h in result.hypotheses)
+        later = run_method(
+            smollm2,
+            "One, two, three",
+            name,
+            stop=(",",),
+            min_new_tokens=3,
+            max_new_tokens=5,
+            beam_size=3,
+        )
+        assert any("," in h.text for h in later.hypotheses), "what ended no text was cut out"
 
 
 def test_beam_tree_holds_what_was_expanded() -> None:
@@ -409,5 +460,5 @@ def test_sorting_a_few_tokens_keeps_the_same_set(
     for one in (Nucleus(0.5), Nucleus(0.9), Typical(0.2), Typical(0.95)):
         fast = one.keeps(log_probs, 2)
         with monkeypatch.context() as patch:
-            patch.setattr("bestk.baselines.filters._FEW", 10**9)
+            patch.setattr("bestk.baselines.filters._COUNTS", ())
             assert torch.equal(fast, one.keeps(log_probs, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -119,3 +120,16 @@ def test_a_child_below_min_prob_that_could_be_likelier_forbids_a_certificate() -
     assert [h.is_certified for h in best.hypotheses] == [True]
     lower = search_ids(lm, min_prob=0.35, min_new_tokens=2, min_children=1)
     assert lower.certified == 0
+
+
+def test_what_rounding_hides_forbids_a_certificate() -> None:
+    # The four tokens that are listed seem to hold all of the probability; the end is not listed.
+    hidden = 2e-7
+    rows = {(): [hidden, 0.25, 0.25, 0.25, 0.25]}
+    rows |= {(1,) * n: [0.25, 0.75, 0.0, 0.0, 0.0] for n in range(1, 60)}
+    options = {"min_prob": 0.25, "max_new_tokens": 60, "scoring": "sum", "decay": "none"}
+    result = search_ids(table_lm(rows, [1.0, 0.0, 0.0, 0.0, 0.0]), **options)
+    log_probs = [h.log_prob for h in result.hypotheses]
+    assert min(log_probs) < math.log(hidden), "no text that the hidden one would beat"
+    assert result.certified > 3
+    assert min(certified(result).values()) >= math.log(hidden)

@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 
 import bestk
+from bestk import settings
 from bestk.backends.toy import ToyBackend
 from bestk.cli import app, options
 from bestk.config import SearchConfig
@@ -385,7 +386,7 @@ def test_a_second_ctrl_c_ends_at_once(cli: Any, monkeypatch: pytest.MonkeyPatch)
 def test_every_setting_is_an_option_with_the_default_of_the_config() -> None:
     command = typing.cast(Any, typer.main.get_command(app)).commands["generate"]
     params = {param.name: param for param in command.params}
-    told = [name for lines in options.PANELS.values() for name in lines]
+    told = [name for lines in settings.PANELS.values() for name in lines]
     assert len(set(told)) == len(told), "a setting stands in two panels"
     for field in dataclasses.fields(SearchConfig):
         if field.name in options.NO_OPTION:

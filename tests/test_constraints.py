@@ -407,6 +407,102 @@ def test_stop_strings_wait_for_the_phrases(lm: bestk.LanguageModel) -> None:
         assert not {"t", "c"} & {*text}
 
 
+@pytest.mark.parametrize("constraint", [{"must_include": ["a", "b"]}, {"regex": "[abt]{2,8}"}])
+def test_stopping_criteria_wait_for_the_constraint(
+    lm: bestk.LanguageModel, constraint: dict[str, Any]
+) -> None:
+    (last,) = lm.spell("t")
+
+    def ends_in_t(ids: torch.Tensor, _: Any) -> torch.Tensor:
+        return ids[:, -1] == last
+
+    options: dict[str, Any] = {"stopping_criteria": [ends_in_t], "max_new_tokens": 10, **constraint}
+    texts = bestk.search(lm, "x", **options).texts
+    assert any(text.endswith("t") for text in texts), "no text ended by the criterion"
+    for text in texts:
+        assert "t" not in text[:-1], "the search went on after the criterion"
+        if "regex" in constraint:
+            assert re.fullmatch("[abt]{2,8}", text)
+        else:
+            assert all(Phrase(phrase).is_in(text) for phrase in ("a", "b"))
+
+
+def test_stop_strings_that_come_too_early_end_no_text_and_bar_none(
+    lm: bestk.LanguageModel,
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 4, "stop": "t"}
+    result = bestk.search(lm, "x", regex="t[abct]*", **options)
+    assert result.hypotheses
+    for hypothesis in result.hypotheses:
+        assert re.fullmatch("t[abct]*", hypothesis.text)
+        assert hypothesis.num_tokens >= 4
+        # The token that ended the text, EOS or the stop string, is not part of it.
+        assert len(hypothesis.text) == hypothesis.num_tokens - 1
+
+
+@pytest.mark.model
+def test_a_stop_string_of_loose_bytes_waits_for_the_phrases(smollm2: bestk.LanguageModel) -> None:
+    dog = smollm2.spell("\N{DOG FACE}")
+    assert len(dog) == 3, "a character of three tokens"
+    prompt = smollm2.encode("My pet:")
+    path = [*smollm2.spell(" a"), *dog, *smollm2.spell(" zebra"), *dog]
+
+    def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        return [path[len(ids) - len(prompt)]] if len(ids) < len(prompt) + len(path) else []
+
+    options: dict[str, Any] = {"stop": "\N{DOG FACE}", "prefix_allowed_tokens_fn": allowed}
+    options |= {"max_new_tokens": 12}
+    assert bestk.search(smollm2, prompt, **options).texts == [" a"]
+    result = bestk.search(smollm2, prompt, must_include=["zebra"], **options)
+    assert result.texts == [], "the first stop string would end a text without the word"
+
+
+PIECES = ["<pad>", "</s>", "<unk>", *'\u2581abcdogt{}":1', "\u2581cat", "\u2581dog", "\u2581a"]
+
+
+def sentence_pieces(family: str) -> Any:
+    """Make a tokenizer as T5 and Llama have it: spaces are part of tokens, the first is dropped."""
+    import transformers
+
+    if family == "t5":
+        scored = [(piece, -float(i)) for i, piece in enumerate(PIECES)]
+        return transformers.T5Tokenizer(vocab=scored, extra_ids=0)
+    pieces = [*PIECES, *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    merges = [("\u2581", "a")]
+    return transformers.LlamaTokenizer(
+        vocab=vocab, merges=merges, unk_token="<unk>", bos_token=None, eos_token="</s>"
+    )
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"regex": "cat( dog| a)*"}, "cat( dog| a)*"),
+        ({"grammar": 'root ::= "cat" (" dog" | " a")*'}, "cat( dog| a)*"),
+        ({"json_schema": {"type": "object", "required": ["a"], "additionalProperties": False,
+                          "properties": {"a": {"enum": [1, 11]}}}}, '{"a": 11?}'),
+    ],
+)  # fmt: skip
+def test_grammars_read_sentence_pieces(
+    family: str, constraint: dict[str, Any], pattern: str
+) -> None:
+    tokenizer = sentence_pieces(family)
+    assert tokenizer.decode(tokenizer.encode("cat dog", add_special_tokens=False)) == "cat dog"
+    row = [1 / len(tokenizer)] * len(tokenizer)
+    backend = ToyBackend(lambda prefix: row, vocab_size=len(row), eos_ids=(1,))
+    lm = bestk.LanguageModel(backend, tokenizer)
+    result = bestk.search(lm, [5], max_new_tokens=12, beam_size=30, **constraint)
+    assert len(result.texts) > 1, result.notice
+    assert any(" " in text for text in result.texts)
+    for text in result.texts:
+        assert re.fullmatch(pattern, text)
+    if "json_schema" not in constraint:
+        first = {tokenizer.convert_ids_to_tokens(h.token_ids[0]) for h in result.hypotheses}
+        assert "\u2581cat" in first, "the token that such a model begins this word with"
+
+
 def test_ordinary_stop_ids_are_read_by_the_grammar(lm: bestk.LanguageModel) -> None:
     (stop,) = lm.spell("5")
     result = bestk.search(lm, "x", regex="[0-9]{1,3}5|[0-9]{2}", stop_ids=[stop], max_new_tokens=5)
@@ -495,7 +591,7 @@ def test_what_is_out_of_reach_is_reported(
         ({"regex": ""}, "regex must be a text that is not empty, got ''"),
         ({"must_include": ["ran|"]}, "must_include takes words and phrases"),
         ({"must_include": 3}, "must_include must be a list of str, got 3"),
-        ({"include_bonus": -1}, "include_bonus must be at least 0, got -1"),
+        ({"include_bonus": -1}, "include_bonus goes from 0 to 1e+06, got -1"),
     ],
 )
 def test_a_constraint_that_makes_no_sense_is_one_line(

@@ -169,6 +169,17 @@ class TestComplete:
         lm = table_lm({}, [0.0, 1.0], "word")
         result = bestk.search(lm, "word", stop="word", min_new_tokens=3, max_new_tokens=5)
         assert [h.token_ids for h in result.hypotheses] == [(1, 1, 1)]
+        # The text is cut at the string that ended it, not at an earlier one.
+        assert result.texts == ["word word "]
+
+    def test_a_stop_string_that_came_too_early_cuts_nothing(self) -> None:
+        lm = table_lm({(2,): [0.0, 1.0, 0.0]}, [0.5, 0.0, 0.5], "word", "stop")
+        result = bestk.search(lm, "word", stop="stop", min_new_tokens=3, max_new_tokens=4)
+        texts = {h.token_ids: h.text for h in result.hypotheses}
+        assert texts == {
+            (2, 1, 0): "stop word",
+            (2, 1, 2): "stop word ",
+        }
 
 
 class TestTies:
@@ -179,14 +190,15 @@ class TestTies:
         assert expanded(search_ids(lm, **options)) == [(1,), (2,), (1, 1)]
 
     def test_higher_child_probability_next(self) -> None:
-        # By the sum (1, 3) and (2, 2) are equal: 1/2·1/4 and 1/4·1/2, found in one step.
+        # By the sum (1, 2) and (2, 3) are equal: 1/2·1/4 and 1/4·1/2, found in one step. Neither
+        # the token's id nor the parent's slot would put the second first.
         rows = {
             (): [0.25, 0.5, 0.25, 0.0],
-            (1,): [0.75, 0.0, 0.0, 0.25],
-            (2,): [0.5, 0.0, 0.5, 0.0],
+            (1,): [0.75, 0.0, 0.25, 0.0],
+            (2,): [0.5, 0.0, 0.0, 0.5],
         }
         result = search_ids(table_lm(rows, [1.0, 0.0, 0.0, 0.0]), k=2, **PLAIN)
-        assert expanded(result) == [(1,), (2,), (2, 2), (1, 3)]
+        assert expanded(result) == [(1,), (2,), (2, 3), (1, 2)]
 
     def test_lower_token_id_then(self) -> None:
         lm = table_lm({(): [0.0, 0.25, 0.25, 0.25, 0.25]}, [1.0, 0.0, 0.0, 0.0, 0.0])
@@ -245,6 +257,14 @@ def test_one_at_a_time_is_algorithm_1(seed: int, scoring: str, alpha: float) -> 
         max_new_tokens=6,
     )
     assert found(same) == found(result)
+
+
+def test_best_first_keeps_the_children_that_a_config_asks_for() -> None:
+    lm = table_lm({}, [0.4, 0.35, 0.25])
+    config = bestk.SearchConfig(max_children=2, max_new_tokens=3)
+    assert bestk.best_first(lm, [1], config).config.max_children == 2
+    assert bestk.best_first(lm, [1], config, max_children=3).config.max_children == 3
+    assert bestk.best_first(lm, [1], max_new_tokens=3).config.max_children == 100
 
 
 class TestRanking:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from transformers import DynamicCache, GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.generation import stopping_criteria as sc
@@ -174,6 +175,14 @@ def test_eos_of_the_call_replaces_the_models(model: Any) -> None:
     ends = [[token for token in row[5:] if token != PAD][-1] for row in output.tolist()]
     assert set(ends) <= {23, 18}
     assert len(set(ends)) == 2
+
+
+@pytest.mark.parametrize("other", [-1, VOCAB, 10**6])
+def test_an_eos_that_the_model_cannot_give_ends_nothing(
+    model: Any, other: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = run(model, eos_token_id=[EOS, other], num_texts=6)
+    assert torch.equal(output, run(model, eos_token_id=[EOS], num_texts=6))
 
 
 GENERATE: dict[str, dict[str, Any]] = {
@@ -356,6 +365,23 @@ def test_texts_that_differ(model: Any) -> None:
         )
 
 
+def test_texts_that_differ_by_a_function(model: Any) -> None:
+    """`embed`: the texts chosen are those whose vectors point in different directions."""
+    seen: list[str] = []
+
+    def by_first_letter(texts: list[str]) -> list[list[float]]:
+        seen.extend(texts)
+        return [
+            [float(text[:1] == letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts
+        ]
+
+    options = {"text_tokenizer": Letters(), "num_texts": 3, "select": "diverse", "diversity": 1.0}
+    run(model, embed=by_first_letter, **options)
+    assert seen, "the function was not asked"
+    with pytest.raises(OptionError, match="embed judges texts"):
+        run(model, embed=by_first_letter, num_texts=3, select="diverse")
+
+
 def test_rerank(model: Any) -> None:
     asked: set[str] = set()
 
@@ -380,6 +406,32 @@ def test_the_backend_is_kept(model: Any) -> None:
     run(model)
     assert model.__dict__["_bestk_backend"] is backend
     assert not any("bestk" in name for name in model.state_dict())
+
+
+def test_a_model_that_is_being_trained() -> None:
+    model = tiny.fresh("gpt2", embd_pdrop=0.5, attn_pdrop=0.5, resid_pdrop=0.5)
+    expected = run(model)
+    model.train()
+    model.transformer.h[0].eval()  # somebody froze it
+    for _ in range(2):
+        assert torch.equal(run(model), expected), "a search with dropout"
+        assert model.training
+        assert not model.transformer.h[0].training
+    model.transformer.h[0].train()
+    lm = bestk.from_transformers(model)
+    texts = [bestk.search(lm, [5, 6], max_new_tokens=6, min_prob=0.01).texts for _ in range(2)]
+    model.train()
+    assert bestk.search(lm, [5, 6], max_new_tokens=6, min_prob=0.01).texts == texts[0] == texts[1]
+
+
+def test_a_vocabulary_that_grew() -> None:
+    model = tiny.fresh("llama")
+    run(model)
+    model.resize_token_embeddings(tiny.VOCAB + 8, mean_resizing=False)
+    with torch.no_grad():
+        model.lm_head.weight[-1] = 0
+        model.lm_head.weight[-2] = model.lm_head.weight[:-8].mean(dim=0) * 30
+    assert int(run(model, num_texts=20, min_prob=0.001).max()) >= tiny.VOCAB
 
 
 def test_hub_folder(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

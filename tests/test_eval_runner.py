@@ -7,11 +7,13 @@ import multiprocessing
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from evaluation_toy import run_toy, toy_lm, toy_task
 
 from bestk.errors import OptionError, SchemaError
+from bestk.evaluation import runner
 from bestk.evaluation.loading import load_runs
 from bestk.evaluation.methods import ABLATIONS, groups, parse, parse_all, split
 from bestk.evaluation.runner import Settings, evaluate, make_plan
@@ -125,6 +127,39 @@ def test_runs_of_different_settings_do_not_mix(
     assert (unbroken / "results.jsonl").read_bytes() == before
 
 
+def test_runs_of_another_arithmetic_do_not_mix(tmp_path: Path) -> None:
+    settings = Settings(task=toy_task(2), methods=("BS",), beam_size=2, max_new_tokens=2)
+    lm = toy_lm()
+    for dtype in ("torch.float32", "torch.float32"):
+        lm.backend.checkpoint = SimpleNamespace(dtype=dtype)  # type: ignore[attr-defined]
+        list(evaluate(lm, settings, tmp_path))
+    lm.backend.checkpoint = SimpleNamespace(dtype="torch.bfloat16")  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match="dtype=float32, now it is bfloat16"):
+        list(evaluate(lm, settings, tmp_path))
+
+
+def test_searches_that_complete_nothing_are_counted_not_announced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", logger="bestk")
+    run_toy(tmp_path, methods=("BKS_mean:min_prob=0.9",), max_new_tokens=1)
+    assert not any(line["texts"] for line in _lines(tmp_path)), "else nothing is shown"
+    assert not caplog.records
+
+
+def test_the_model_is_tried_out_before_a_method_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    run = runner._run
+    monkeypatch.setattr(runner, "_warm_up", lambda lm, prompt: calls.append("warm up"))
+    monkeypatch.setattr(runner, "_run", lambda *given: (calls.append("run"), run(*given)))
+    run_toy(tmp_path, methods=("BS", "BKS_mean"), task=toy_task(2))
+    assert calls == ["warm up", "run", "run"]
+    run_toy(tmp_path, methods=("BS", "BKS_mean"), task=toy_task(2))
+    assert len(calls) == 3, "a finished run must not touch the model"
+
+
 def test_a_changed_result_file_is_refused(unbroken: Path, tmp_path: Path) -> None:
     for path in unbroken.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -167,6 +202,7 @@ def test_names_of_methods() -> None:
     config = method.config(max_new_tokens=20, beam_size=10)
     assert (config.k, config.decay_weight, config.total_budget) == (10, 0.1, 200)
     assert parse("BFS:beam_size=2").config(20, 10).total_budget == 40
+    assert parse("BKS_mean:beam_size=1").config(3, 10).k == 3, "a short answer has a small budget"
     assert parse("Ncls0.8:num_draws=10").num_draws == 10
     assert parse("Typ0.33").base == "Typ0.33"
     assert [m.name for m in parse_all(["ours", "BKS_mean"])] == ["BKS_mean", "BKS_last"]

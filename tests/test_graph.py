@@ -183,17 +183,21 @@ def test_growing_graph_keeps_its_numbers() -> None:
     under_way = bestk.Run(lm, [[1]], config)
     nodes: dict[int, Any] = {}
     steps: list[Any] = []
+    fields: dict[str, Any] = {}
     last = None
     for _ in under_way:
         graph = to_graph(under_way.results()[0])
         change = difference(last, graph)
         assert len(change["steps"]) == 1
+        assert last is None or "prompt" not in change, "what has not changed is not told again"
+        fields |= change
         nodes.update({node["id"]: node for node in change["nodes"]})
         steps += change["steps"]
         last = graph
     assert last is not None
     assert [nodes[i] for i in sorted(nodes)] == last["nodes"]
     assert steps == last["steps"]
+    assert fields | {"nodes": last["nodes"], "steps": steps} == last
 
 
 def test_prompts_of_every_kind_become_text() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -14,40 +13,16 @@ from typing import Any
 
 import pytest
 from browser import ARGUMENTS, CHROMIUM, needs_browser
+from hostile import HOSTILE, hostile_lm
 
 import bestk
-from bestk.backends.toy import ToyBackend
 from bestk.viz.graph import to_graph
 from bestk.viz.html import SCRIPTS, STYLES, notebook, render, script_json, static, to_html
 
-WORDS = ["<|end|>", " the", " dog", " cat", " runs", " sleeps", "</script><script>hack()</script>"]
-HOSTILE = "<script>hack()</script></script ><!-- <b>bold</b> \u2028 &lt; <img src=x onerror=hack()>"
-
-
-class Words:
-    """A tokenizer of a few words, one of them hostile."""
-
-    chat_template = None
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [1]}
-
-    def batch_decode(
-        self, sequences: list[list[int]], skip_special_tokens: bool = True
-    ) -> list[str]:
-        first = 1 if skip_special_tokens else 0
-        return ["".join(WORDS[i] for i in ids if i >= first) for ids in sequences]
-
 
 def toy_result(prompt: str = "Once upon a time", **options: Any) -> bestk.SearchResult:
-    def distribution(prefix: tuple[int, ...]) -> list[float]:
-        source = random.Random(repr(prefix))
-        weights = [source.choice([1, 1, 2, 4, 9]) for _ in WORDS]
-        return [weight / sum(weights) for weight in weights]
-
-    lm = bestk.LanguageModel(ToyBackend(distribution, vocab_size=len(WORDS)), Words())
     settings = {"k": 2, "beam_size": 4, "max_new_tokens": 6, "max_frontier": 8, "min_prob": 0.08}
-    result: bestk.SearchResult = bestk.search(lm, prompt, **{**settings, **options})
+    result: bestk.SearchResult = bestk.search(hostile_lm(), prompt, **{**settings, **options})
     return result
 
 

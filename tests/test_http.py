@@ -294,7 +294,7 @@ def test_settings_that_need_a_tokenizer_have_llama_cpps(connect: Connect) -> Non
     given = bestk.search(lm, [1], **settings)
     assert given.texts
     assert not any(3 in h.token_ids for h in given.hypotheses)
-    with pytest.raises(OptionError, match=r"formats need a tokenizer of transformers.*tokenizer="):
+    with pytest.raises(OptionError, match="need a tokenizer with a vocabulary"):
         bestk.search(lm, [1], regex="w[1-3]", **SETTINGS)
 
 
@@ -500,3 +500,24 @@ def test_the_command_line_keeps_what_was_found(cli: Any, stack: ExitStack, tmp_p
     assert code == 2
     assert "gave no answer for 0.3 seconds (503, gone)" in err
     assert "w" in out, "texts found until then are shown"
+
+
+def test_a_batch_job_through_a_server_in_trouble(
+    cli: Any, stack: ExitStack, tmp_path: Path
+) -> None:
+    fake = Fake(TOY)
+    url = stack.enter_context(serving(llama_cpp(fake)))
+    source = tmp_path / "in.jsonl"
+    rows = [{"id": number, "prompt": f"w{number % 9} w{number // 9}"} for number in range(12)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def job(name: str) -> str:
+        common = ("--model", url, "--raw", "--max-new-tokens", "4", "--beam-size", "3")
+        code, _, err = cli("batch", str(source), "-o", str(tmp_path / name), *common)
+        assert code == 0, err
+        return (tmp_path / name).read_text()
+
+    plain = job("plain.jsonl")
+    assert len(plain.splitlines()) == 12
+    fake.trouble = lambda number: Response("busy", 429) if number % 3 == 0 else None
+    assert job("troubled.jsonl") == plain

@@ -319,12 +319,6 @@ def test_no_more_requests_at_once_than_connections(fake: Fake, url: str) -> None
     assert fake.busiest == 3
 
 
-def test_waiting_for_a_turn_is_not_waiting_for_the_server(fake: Fake, url: str) -> None:
-    lm = load(url, num_connections=1, prefixes_per_request=1, timeout=2.0, patience=0.01)
-    fake.trouble = lambda number: 0.5
-    assert len(lm.backend.ask([[token] for token in range(1, 7)], 3)) == 6  # 3 seconds in all
-
-
 def test_ctrl_c_ends_the_waiting_and_nothing_else(fake: Fake, url: str) -> None:
     lm = load(url)
 

@@ -6,6 +6,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ import bestk
 from bestk import lanes, many
 from bestk.backends.base import Children, Group, Room, Shaper
 from bestk.backends.toy import ToyBackend, ToySession
+from bestk.backends.transformers.model import available_memory
 from bestk.best_k import Searches
 from bestk.errors import OutOfMemoryError, SearchInterrupted
 from bestk.lanes import LanesCache, batches
@@ -355,6 +358,16 @@ class TestTimeout:
         assert searches.stop_reasons() == ["interrupted"] * 2
 
 
+class OnGpu:
+    """A backend that says it is on a GPU, and is asked for nothing else."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, backend: Any) -> None:
+        self.vocab_size = backend.vocab_size
+        self.free_bytes, self.lane_bytes = backend.free_bytes, backend.lane_bytes
+
+
 class TestMemoryEstimate:
     class Sized(Watching):
         free: int | None = 1000
@@ -366,7 +379,7 @@ class TestMemoryEstimate:
             return 10 * prompt_size * room.width
 
     @pytest.mark.parametrize(
-        ("free", "size"), [(None, 8), (0, 1), (449, 1), (1800, 4), (3600, 8), (10**9, 64)]
+        ("free", "size"), [(None, 8), (0, 1), (449, 1), (1800, 4), (3600, 8), (10**9, 8)]
     )
     def test_chooses_what_fits(self, free: int | None, size: int) -> None:
         backend = self.Sized(random_toy(5, vocab_size=8))
@@ -378,6 +391,22 @@ class TestMemoryEstimate:
         assert many.auto_batch_size(lm, config, prompts) == size
         bestk.search(lm, prompts, config, max_new_tokens=2, budget=3)
         assert backend.sizes == [size]
+
+    def test_a_gpu_takes_more_at_most(self) -> None:
+        config, prompts = bestk.SearchConfig(**OPTIONS), [[1] * 12]
+        for free, size in ((3600, 8), (10**9, 64)):
+            backend = self.Sized(random_toy(5, vocab_size=8))
+            backend.free = free
+            lm = SimpleNamespace(backend=OnGpu(backend))
+            assert many.auto_batch_size(lm, config, prompts) == size  # type: ignore[arg-type]
+
+    def test_memory_of_a_cpu(self, tmp_path: Path) -> None:
+        told = tmp_path / "meminfo"
+        told.write_text("MemTotal:  900 kB\nMemFree:  100 kB\nMemAvailable:  300 kB\n")
+        assert available_memory(told) == 300 * 1024
+        assert available_memory(tmp_path / "nothing") is None
+        told.write_text("MemTotal:  900 kB\n")
+        assert available_memory(told) is None
 
     def test_no_prompts(self) -> None:
         assert bestk.search(bestk.LanguageModel(self.Sized(counting_down())), []) == []

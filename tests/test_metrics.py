@@ -54,7 +54,12 @@ def pool(
     texts: list[str], references: tuple[str, ...] = (), counts: list[int] | None = None
 ) -> Pool:
     example = Example(id="1", input="x", references=references)
-    return Pool(example=example, texts=tuple(texts), counts=tuple(counts or [1] * len(texts)))
+    return Pool(
+        example=example,
+        texts=tuple(texts),
+        counts=tuple(counts or [1] * len(texts)),
+        scores=tuple(-float(place) for place in range(len(texts))),
+    )
 
 
 @pytest.fixture

@@ -395,6 +395,13 @@ def test_stopping_criteria_complete_a_text(lm: LanguageModel) -> None:
     assert all(ids[: len(p)] == p for ids in criterion.asked for p in PROMPTS if p[0] == ids[0])
 
 
+def test_stopping_criteria_wait_for_min_new_tokens(lm: LanguageModel) -> None:
+    result = bestk.search(lm, PROMPTS[0], **OPTIONS, stopping_criteria=[EndsIn()], min_new_tokens=3)
+    by_rule = [h for h in result.hypotheses if h.token_ids[-1] != EOS]
+    assert by_rule
+    assert min(h.num_tokens for h in result.hypotheses) >= 3
+
+
 def test_transformers_criteria_become_settings(lm: LanguageModel) -> None:
     criteria = [
         sc.MaxLengthCriteria(len(PROMPTS[0]) + 4),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from wordnet import has_wordnet
 
 from bestk.errors import OptionError
 from bestk.evaluation.board import Scorer
+from bestk.evaluation.labels import write_names
 from bestk.evaluation.loading import load_runs
 from bestk.evaluation.metrics.registry import build
-from bestk.evaluation.plots import FIGURES
+from bestk.evaluation.plots import FIGURES, completion_by_decay
 from bestk.evaluation.report import make_report
 from bestk.evaluation.tables import comparison_table, score_table
 from bestk.rerank import ByFunction
@@ -121,12 +124,51 @@ def test_figures_and_files(toy: Path, ablation: Path, tmp_path: Path) -> None:
         "tables",
         "numbers",
         "diversity_quality",
+        "diversity_quality_top",
         "incompletion_by_scoring",
         "efficiency",
     }
     saved = make_report([ablation], metrics=FAST, samples=SAMPLES).save(tmp_path / "b", "svg")
-    assert {path.stem for path in saved} == {"tables", "numbers", *FIGURES}
+    assert {path.stem for path in saved} == {
+        "tables",
+        "numbers",
+        "diversity_quality_top",
+        *FIGURES,
+    }
     assert all(path.stat().st_size > 100 for path in saved)
+
+
+def test_a_line_of_a_figure_varies_one_setting(tmp_path: Path) -> None:
+    """Rows with another k must not be points of the line that shows the decay's weight."""
+    methods = ("BKS_mean:decay_weight=0", "BKS_mean", "BKS_mean:k=2", "BKS_mean:decay=log")
+    run_toy(tmp_path, methods=methods, task=toy_task(3))
+    board = Scorer(load_runs([tmp_path]), build(["counts"]), samples=SAMPLES).board()
+    (axes,) = completion_by_decay(board).axes
+    (line,) = axes.containers
+    assert list(line.lines[0].get_xdata()) == [0, 0.05]
+
+
+def test_names_in_figures_do_not_cover_one_another() -> None:
+    from itertools import combinations
+
+    from matplotlib.figure import Figure
+
+    axes = Figure(figsize=(7.5, 5), layout="constrained").add_subplot()
+    source = random.Random(2)
+    points = [(f"Ncls{i} ×10", source.gauss(0, 1), source.gauss(0, 1), "black") for i in range(20)]
+    axes.plot([x for _, x, _, _ in points], [y for _, _, y, _ in points], "o")
+    boxes = write_names(axes, points)
+    covered = sum(one.shared(other) for one, other in combinations(boxes, 2))
+    assert covered < 0.02 * sum((b.right - b.left) * (b.top - b.bottom) for b in boxes)
+    assert {text.get_text() for text in axes.texts} == {name for name, *_ in points}
+
+
+def test_translations_are_tested_by_their_own_scores(toy: Path) -> None:
+    evaluation = load_runs([toy])
+    told = replace(evaluation, settings=({**evaluation.settings[0], "kind": "translation"},))
+    metrics = build(["counts", "distinct", "bleu", "sentence-bleu"])
+    table = comparison_table(Scorer(told, metrics, samples=SAMPLES).board(), "BS")
+    assert table.headings == ["", "|S|", "D", "BLEU", "chrF", "OsBLEU", "OsChrF"]
 
 
 def test_metrics_left_out_are_named_under_the_tables(toy: Path) -> None:
@@ -245,3 +287,14 @@ def test_a_real_miniature(smollm2: Any, tmp_path: Path) -> None:
         record = json.loads(line)
         assert len(set(record["texts"])) == len(record["texts"])
         assert sum(record["counts"]) >= len(record["texts"])
+
+
+def test_a_packed_run_reports_the_same_and_is_not_written_to(toy: Path, tmp_path: Path) -> None:
+    for path in toy.glob("*.json*"):
+        if path.suffix == ".jsonl":
+            (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        else:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert load_runs([tmp_path]).pools == load_runs([toy]).pools
+    with pytest.raises(OptionError, match="has a packed run: gunzip its files to go on with it"):
+        run_toy(tmp_path)

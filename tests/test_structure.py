@@ -23,14 +23,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module imports from its own layer or an earlier one. Packages stand for all that is in them.
 LAYERS = [
     {"errors", "version"},
-    {"config"},
+    {"config", "durable"},
     {"scoring", "backends.base"},
     {"tree", "frontier"},
     {"best_k"},
-    {"record", "result", "lanes"},
+    {"record", "mass", "result", "lanes", "open_lanes", "settings"},
     {"backends", "language_model", "stopping", "constraints", "processing", "criteria"}
-    | {"token_text", "encoder_decoder", "many", "run", "api", "loading"}
-    | {"engines", "servers", "vllm_engines"}
+    | {"token_text", "encoder_decoder", "many", "run", "api", "loading", "toy_language"}
+    | {"engines", "servers", "vllm_engines", "task_models"}
     | {"ngrams", "selection", "rerank", "finish"},
     set(),  # everything that builds on the API, unless it is named above or below
     {"server", "cli", "__main__"},

@@ -254,14 +254,47 @@ def test_a_prompt_that_asks_for_a_missing_field_is_named() -> None:
 
 def test_views_of_a_pool() -> None:
     pool = Pool(
-        example=Example(id="1", input="x", references=()), texts=("a", "b", "c"), counts=(1, 3, 1)
+        example=Example(id="1", input="x", references=()),
+        texts=("a", "b", "c"),
+        counts=(1, 3, 1),
+        scores=(-1.0, -1.1, -1.2),
     )
     assert pool.chosen("all", 2) == ["a", "b", "b", "b", "c"]
     assert pool.chosen("unique", 2) == ["a", "b", "c"]
     assert pool.chosen("top", 2) == ["a", "b"]
     assert pool.reordered([0.1, 0.9, 0.1]).texts == ("b", "a", "c")
     assert pool.reordered([0.1, 0.9, 0.1]).counts == (3, 1, 1)
+    assert pool.reordered([0.1, 0.9, 0.1]).scores == (0.9, 0.1, 0.1)
     with pytest.raises(SchemaError, match="did you mean 'top'"):
         pool.chosen("topp", 2)
     with pytest.raises(SchemaError, match="as many scores"):
         pool.reordered([1.0])
+
+
+def test_the_diverse_view_is_what_selection_chooses() -> None:
+    texts = ("a dog runs here", "a dog runs there", "two cats sleep", "a dog ran here")
+    pool = Pool(
+        example=Example(id="1", input="x", references=()),
+        texts=texts,
+        counts=(2, 1, 1, 1),
+        scores=(-0.1, -0.2, -0.5, -0.6),
+    )
+    assert pool.chosen("top", 2) == [texts[0], texts[1]]
+    assert pool.chosen("diverse", 2) == [texts[0], texts[2]], "each once, however often it came"
+    assert pool.chosen("diverse", 9) == list(texts)
+
+
+def test_another_split_of_a_task(tmp_path: Path) -> None:
+    folder = tmp_path / "commongen"
+    folder.mkdir()
+    for split in ("test", "dev"):
+        record = {"concepts": [split, "dog"], "references": ["A dog."]}
+        (folder / f"{split}.jsonl").write_text(json.dumps(record))
+    assert read_examples(TASKS["commongen"], tmp_path)[0].input == "test dog"
+    assert read_examples(TASKS["commongen"], tmp_path, "dev")[0].input == "dev dog"
+    with pytest.raises(MissingDataError, match=r"looks for commongen/valid\*"):
+        read_examples(TASKS["commongen"], tmp_path, "valid")
+    assert TASKS["squad"].of_split("train").hub.split == "train"
+    own = Task(name="own", plain="", chat="", examples=list)
+    with pytest.raises(OptionError, match="task own has no splits: leave split out"):
+        read_examples(own, None, "dev")

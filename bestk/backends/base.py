@@ -52,7 +52,7 @@ class Room:
     width: int  # nodes per call and search
     capacity: int  # nodes per search, the root included
     depth: int  # tokens from the root to the deepest node that is ever expanded
-    num_children: int  # likeliest tokens to return per node
+    num_children: int  # likeliest tokens to return per node; 0 where a shaper has seen enough
     prompt_size: int = 0  # tokens of the longest prompt to come, where that is known
     num_wanted: int = 0  # places after them for tokens that a `Seeker` wants listed
 
@@ -154,6 +154,9 @@ def top_children(logits: Float[Tensor, "batch group vocab"], num_children: int) 
     pass γ are taken anyway; only the first place must be settled, so `argmax` (first of equals) has
     the last word on it.
     """
+    if num_children == 0:
+        nothing = logits.new_zeros(*logits.shape[:-1], 0)
+        return Children(nothing.long(), nothing.float())
     logits = logits.float()
     value, token = logits.topk(num_children, dim=-1)
     if num_children > 1:

@@ -121,6 +121,11 @@ class ToySession:
             self.prompts[row] = tuple(prompt)
         return self.root(group)
 
+    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> ToySession:
+        kept = [self.prompts[row] for row in rows]
+        prompts = [*kept, *[self.prompts[0]] * (batch - len(rows))]
+        return ToySession(self.backend, prompts, self.num_children, self.shaper)
+
     def expand(self, group: Group) -> Children:
         prefixes = group.prefix.tolist()
         depths = group.depth.tolist()

@@ -22,8 +22,9 @@ from bestk.best_k import Rule
 from bestk.config import SearchConfig
 from bestk.errors import ModelError, OptionError
 from bestk.language_model import LanguageModel
+from bestk.mass import Mass
 from bestk.record import TreeRecord
-from bestk.result import Cost, Hypothesis, Mass, SearchResult, merge, rank, ranking_score
+from bestk.result import Cost, Hypothesis, SearchResult, merge, rank, ranking_score
 from bestk.stopping import StopStrings
 from bestk.tree import Tree
 from bestk.version import __version__
@@ -146,7 +147,9 @@ class Job:
     def _result(
         self, prompt: Any, outcome: Outcome, signature: str, seconds: float
     ) -> SearchResult:
-        texts = self.lm.decode([f.token_ids for f in outcome.found], self.config.stop)
+        texts = self.lm.decode(
+            [f.token_ids for f in outcome.found], self.config.stop, self.config.min_new_tokens
+        )
         raw = tuple(map(self._hypothesis, outcome.found, texts))
         return SearchResult(
             prompt=prompt,

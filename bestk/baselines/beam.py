@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session
 from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, plant, shared
-from bestk.baselines.filters import Filter
+from bestk.baselines.filters import Filter, listed
 from bestk.baselines.team import Candidates, Team
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
@@ -149,9 +149,12 @@ class Beams:
         self.clock += is_valid.any(dim=1)
         self.depth += 1
         self.tree.mark(parent, column("child"), State.EXPANDED, is_valid)
-        # Slots are handed out in order, so the empty places must come last.
+        # Slots are handed out in order, so the empty places must come last; those that are empty
+        # in every tree are left off.
+        width = max(1, int(is_valid.sum(dim=1).max()))
         order = (~is_valid).to(torch.int8).sort(dim=1, stable=True).indices
-        self.places = order.argsort(dim=1)
+        self.places = order.argsort(dim=1).clamp(max=width - 1)
+        order = order[:, :width]
 
         def ordered(name: str) -> Tensor:
             return column(name).gather(1, order)
@@ -159,8 +162,8 @@ class Beams:
         return self.tree.append(
             token=ordered("token"),
             parent=ordered("parent"),
-            depth=torch.full_like(parent, self.depth),
-            step=(self.clock - 1)[:, None].expand_as(parent),
+            depth=torch.full_like(order, self.depth),
+            step=(self.clock - 1)[:, None].expand_as(order),
             log_prob=ordered("log_prob"),
             last_log_prob=ordered("last_log_prob"),
             priority=ordered("score"),
@@ -170,11 +173,12 @@ class Beams:
 
     def push(self, group: Group, children: Children, watch: Watch | None) -> None:
         """Let each team choose among its own beams' children, then keep what was chosen."""
-        check_finite(children.log_prob, group.is_valid, self.depth)
         taken = torch.zeros(
             len(group.token), self.job.lm.backend.vocab_size, device=self.job.device
         )
-        whole = None if watch is None else watch.take().double()
+        whole = None if watch is None else watch.take()
+        seen = children.log_prob if whole is None else whole
+        check_finite(seen, group.is_valid, self.depth)
         tokens, log_probs, states = [], [], []
         for number, team in enumerate(self.teams):
             places = self._places(number)
@@ -246,7 +250,7 @@ class Beams:
         forbidden = self.num_stops if min_new_tokens else 0
         penalised = self.job.config.beam_size if self.method.num_groups > 1 else 0
         return (
-            1 if self.method.filter is not None else (self.num_candidates + forbidden + penalised)
+            0 if self.method.filter is not None else (self.num_candidates + forbidden + penalised)
         )
 
     def _places(self, number: int) -> Int[Tensor, "batch beams"]:
@@ -287,22 +291,27 @@ class Beams:
         The largest of log p + Gumbel noise are such draws, in the order drawn.
         """
         assert self.method.filter is not None
-        wide = places[..., None].expand(-1, -1, log_probs.shape[2])
-        last = log_probs.gather(1, wide)
-        token = torch.arange(last.shape[2], device=last.device).expand_as(last)
-        last = self._allowed(last, token)
-        keeps = self.method.filter.keeps(last, min_tokens=1 + self.num_stops)
-        last = last.masked_fill(~keeps, -math.inf)
+        too_early = self.job.may_not_stop(self.depth + 1)
+        if too_early is not None:
+            log_probs = log_probs.masked_fill(too_early, -math.inf)
+        keeps = self.method.filter.keeps(log_probs, min_tokens=1 + self.num_stops)
+        token, is_filled = listed(keeps)  # [batch, group, kept]
+        last = log_probs.gather(2, token).double().masked_fill(~is_filled, -math.inf)
+        wide = places[..., None].expand(-1, -1, token.shape[2])
+        token, last = token.gather(1, wide), last.gather(1, wide)
         score = team.scores(self.depth)[..., None] + last
-        noise = torch.stack(
-            [
-                torch.empty(last.shape[1:], dtype=torch.float32).exponential_(generator=source)
-                for source in self.sources
-            ]
-        ).to(last.device)
-        drawn = (score - noise.double().log()).flatten(1)
+        drawn = (score - self._noise(token).log()).flatten(1)
         order = drawn.topk(min(self.num_candidates, drawn.shape[1]), dim=1).indices
         return Candidates.of(order, places, token, last, score, group, self.num_candidates)
+
+    def _noise(self, token: Int[Tensor, "batch beams kept"]) -> Float[Tensor, "batch beams kept"]:
+        """Draw exponential noise, for the whole vocabulary so that no batch changes it."""
+        shape = token.shape[1], self.job.lm.backend.vocab_size
+        rows = [
+            torch.empty(shape, dtype=torch.float32).exponential_(generator=source)
+            for source in self.sources
+        ]
+        return torch.stack(rows).to(token.device).gather(2, token).double()
 
     def _allowed(
         self, last: Float[Tensor, "batch beams tokens"], token: Int[Tensor, "batch beams tokens"]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bestk.errors import OptionError
 
-# Nuclei are small: this many tokens are sorted before the whole vocabulary is.
-_FEW = 1024
+# Nuclei are small: this many tokens are sorted first, more only where that was not enough.
+_COUNTS = (64, 1024, 8192)
 
 
 @runtime_checkable
@@ -74,6 +74,27 @@ class Typical:
         return _first_mass((-log_probs - entropy).abs(), log_probs, self.p, min_tokens)
 
 
+def listed(
+    keeps: Bool[Tensor, "*nodes vocab"],
+) -> tuple[Int[Tensor, "*nodes kept"], Bool[Tensor, "*nodes kept"]]:
+    """List the kept tokens of every node by id, and say which places of the list are filled.
+
+    >>> listed(torch.tensor([[False, True, True], [True, False, False]]))
+    (tensor([[1, 2],
+            [0, 0]]), tensor([[ True,  True],
+            [ True, False]]))
+    """
+    rows = keeps.reshape(-1, keeps.shape[-1])
+    row, token = rows.nonzero(as_tuple=True)
+    count = torch.bincount(row, minlength=len(rows))
+    place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
+    is_filled = torch.arange(max(1, int(count.max())), device=row.device) < count[:, None]
+    tokens = torch.zeros_like(is_filled, dtype=torch.int64)
+    tokens[row, place] = token
+    shape = (*keeps.shape[:-1], -1)
+    return tokens.view(shape), is_filled.view(shape)
+
+
 def _first_mass(
     key: Float[Tensor, "*nodes vocab"],
     log_probs: Float[Tensor, "*nodes vocab"],
@@ -82,23 +103,28 @@ def _first_mass(
 ) -> Bool[Tensor, "*nodes vocab"]:
     """Keep tokens in the order of `key` until their mass reaches p; equal keys by lower id."""
     vocab = key.shape[-1]
-    few = min(vocab, max(_FEW, min_tokens + 1))
-    order, kept = _kept_of_first(key, log_probs, p, min_tokens, few)
-    # Sorting a few is enough if all that is kept comes before the last of them, ties included.
-    cut = key.gather(-1, order).masked_fill(~kept, -torch.inf).amax(dim=-1)
-    if few < vocab and not bool((cut < key.gather(-1, order[..., -1:])[..., 0]).all()):
-        order, kept = _kept_of_first(key, log_probs, p, min_tokens, vocab)
-    keeps = torch.zeros_like(key, dtype=torch.bool).scatter(-1, order, kept)
-    return keeps & (log_probs > -torch.inf)
+    keys, values = key.reshape(-1, vocab), log_probs.reshape(-1, vocab)
+    keeps = torch.zeros_like(keys, dtype=torch.bool)
+    left = torch.arange(len(keys), device=keys.device)
+    for count in (*(few for few in _COUNTS if min_tokens < few < vocab), vocab):
+        order, kept = _kept_of_first(keys, values, p, min_tokens, count)
+        # A few are enough if all that is kept comes before the last of them, ties included.
+        cut = keys.gather(1, order).masked_fill(~kept, -torch.inf).amax(dim=1)
+        is_short = cut >= keys.gather(1, order[:, -1:])[:, 0]
+        keeps[left] = torch.zeros_like(keys, dtype=torch.bool).scatter(1, order, kept)
+        if count == vocab or not bool(is_short.any()):
+            break
+        left, keys, values = left[is_short], keys[is_short], values[is_short]
+    return keeps.view_as(key) & (log_probs > -torch.inf)
 
 
 def _kept_of_first(
-    key: Float[Tensor, "*nodes vocab"],
-    log_probs: Float[Tensor, "*nodes vocab"],
+    key: Float[Tensor, "nodes vocab"],
+    log_probs: Float[Tensor, "nodes vocab"],
     p: float,
     min_tokens: int,
     count: int,
-) -> tuple[Int[Tensor, "*nodes count"], Bool[Tensor, "*nodes count"]]:
+) -> tuple[Int[Tensor, "nodes count"], Bool[Tensor, "nodes count"]]:
     """Order the first tokens by `key`, and say which of them are kept."""
     if count < key.shape[-1]:
         first = key.topk(count, dim=-1, largest=False).indices.sort(dim=-1).values

@@ -65,10 +65,10 @@ class BestFirst:
         keep_tree: bool = True,
     ) -> list[SearchResult]:
         """Return the texts of one batch of prompts; nothing is random."""
-        results: list[SearchResult] = best_first(lm, list(prompts), config)
-        if keep_tree:
-            return results
-        return [dataclasses.replace(result, tree=None) for result in results]
+        results: list[SearchResult] = best_first(
+            lm, list(prompts), config, batch_size=len(prompts), keep_tree=keep_tree
+        )
+        return results
 
     def describe(self) -> str:
         """Write the settings as fields of a signature."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session
 from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, plant, shared
-from bestk.baselines.filters import Filter
+from bestk.baselines.filters import Filter, listed
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
 from bestk.language_model import LanguageModel
@@ -142,9 +142,9 @@ class Lanes:
         if method.num_draws is not None:
             tokens = method.num_draws * config.max_new_tokens
         self.room = Room(
-            width=self.width, capacity=tokens + 1, depth=config.max_new_tokens, num_children=1
+            width=self.width, capacity=tokens + 1, depth=config.max_new_tokens, num_children=0
         )
-        self.tree = Tree(batch, self.room.capacity, self.room.depth, 1, job.device)
+        self.tree = Tree(batch, self.room.capacity, self.room.depth, 0, job.device)
         self.sources = job.generators()
         limits = (method.num_draws, config.total_budget, config.max_new_tokens)
         self.rows = [Draws(*limits) for _ in job.prompts]
@@ -206,26 +206,31 @@ class Lanes:
         length = self.job.config.max_new_tokens
         shape = (_CHUNK, length)
         uniforms = torch.rand(shape, generator=self.sources[number], dtype=torch.float64)
-        log_probs = self.first[number].expand(_CHUNK, -1)  # [draws, vocab]
-        tokens, values = self._draw(log_probs, uniforms[:, 0].to(log_probs.device), depth=1)
+        log_probs = self.first[number : number + 1]  # [1, 1, vocab]
+        firsts = uniforms[None, None, :, 0].to(log_probs.device)
+        children = self._draw(log_probs, firsts, depth=1)
         one = _row(self.root, number)
-        children = Children(tokens[None, None], values[None, None])
         exists = torch.ones_like(children.token, dtype=torch.bool)
         complete = self.job.completes(one, children, exists)[0, 0].tolist()
         return [
             Draw(uniforms=row, tokens=[token], log_probs=[value], is_complete=is_complete)
             for row, token, value, is_complete in zip(
-                uniforms.tolist(), tokens.tolist(), values.tolist(), complete, strict=True
+                uniforms.tolist(),
+                children.token[0, 0].tolist(),
+                children.log_prob[0, 0].tolist(),
+                complete,
+                strict=True,
             )
         ]
 
     def _group(self) -> Group:
-        """Give the newest token of every lane a slot."""
+        """Give the newest token of every lane a slot, in a group as wide as the lanes in use."""
         counts = self.tree.count.tolist()
+        width = max(len(row.lanes) for row in self.rows)
         whole: list[list[tuple[int, int, int, int, bool]]] = []
         real: list[list[tuple[float, float]]] = []
         for count, row in zip(counts, self.rows, strict=True):
-            empty = self.width - len(row.lanes)
+            empty = width - len(row.lanes)
             whole.append([(d.tokens[-1], d.slot, len(d.tokens), d.step, True) for d in row.lanes])
             whole[-1] += [(0, 0, 0, 0, False)] * empty
             real.append([(sum(d.log_probs), d.log_probs[-1]) for d in row.lanes])
@@ -254,10 +259,10 @@ class Lanes:
             self.calls[number] += bool(row.lanes)
             for place, draw in enumerate(row.lanes):
                 uniforms[number, place] = draw.uniforms[len(draw.tokens)]
-        tokens, values = self._draw(log_probs, uniforms.to(log_probs.device), group.depth + 1)
-        children = Children(tokens[..., None], values[..., None])
+        depth = group.depth + 1
+        children = self._draw(log_probs, uniforms[..., None].to(log_probs.device), depth)
         complete = self.job.completes(group, children, group.is_valid[..., None])
-        drawn = (tokens.tolist(), values.tolist(), complete[..., 0].tolist())
+        drawn = [x[..., 0].tolist() for x in (children.token, children.log_prob, complete)]
         for row, *columns in zip(self.rows, *drawn, strict=True):
             # A row has as many places as lanes at least; the places past them are empty.
             for draw, token, value, is_complete in zip(row.lanes, *columns, strict=False):
@@ -269,16 +274,19 @@ class Lanes:
 
     def _draw(
         self,
-        log_probs: Float[Tensor, "*nodes vocab"],
-        uniforms: Float[Tensor, "*nodes"],
-        depth: Int[Tensor, "*nodes"] | int,
-    ) -> tuple[Int[Tensor, "*nodes"], Float[Tensor, "*nodes"]]:
+        log_probs: Float[Tensor, "batch group vocab"],
+        uniforms: Float[Tensor, "batch group draws"],
+        depth: Int[Tensor, "batch group"] | int,
+    ) -> Children:
         allowed = self._allowed(log_probs, depth)
-        keeps = allowed > -torch.inf
-        if self.method.filter is not None:
-            keeps &= self.method.filter.keeps(allowed.log_softmax(dim=-1))
-        token = invert(allowed.double().exp() * keeps, uniforms)
-        return token, log_probs.gather(-1, token[..., None])[..., 0].double()
+        if self.method.filter is None:
+            token = invert(allowed.double().exp(), uniforms)
+        else:
+            # By id, so that the few tokens kept give the same draws as the whole vocabulary would.
+            kept, is_filled = listed(self.method.filter.keeps(allowed.log_softmax(dim=-1)))
+            weights = allowed.gather(-1, kept).double().exp() * is_filled
+            token = kept.gather(-1, invert(weights, uniforms))
+        return Children(token, log_probs.gather(-1, token).double())
 
     def _allowed(
         self, log_probs: Float[Tensor, "*nodes vocab"], depth: Int[Tensor, "*nodes"] | int
@@ -291,19 +299,19 @@ class Lanes:
 
 
 def invert(
-    weights: Float[Tensor, "*nodes vocab"], uniforms: Float[Tensor, "*nodes"]
-) -> Int[Tensor, "*nodes"]:
+    weights: Float[Tensor, "*nodes tokens"], uniforms: Float[Tensor, "*nodes draws"]
+) -> Int[Tensor, "*nodes draws"]:
     """Return the first index at which the cumulative weight passes its share of the total.
 
     An index of weight 0 passes nothing, so it is never returned.
 
-    >>> invert(torch.tensor([0.0, 0.5, 0.25]), torch.tensor(0.5)).item()
-    1
+    >>> invert(torch.tensor([0.0, 0.5, 0.25]), torch.tensor([0.5, 0.9])).tolist()
+    [1, 2]
     """
     sums = weights.cumsum(dim=-1)
     # A uniform number next to 1 may round to the whole sum, which no index passes.
-    share = uniforms.clamp(max=1 - 2**-40)[..., None] * sums[..., -1:]
-    return torch.searchsorted(sums, share, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
+    share = uniforms.clamp(max=1 - 2**-40) * sums[..., -1:]
+    return torch.searchsorted(sums, share, right=True).clamp(max=weights.shape[-1] - 1)
 
 
 def _row(group: Group, number: int) -> Group:

@@ -108,10 +108,13 @@ class Team:
         self.is_running = torch.ones(batch, dtype=torch.bool, device=device)
 
     def scores(self, depth: int) -> Float[Tensor, "batch beams"]:
-        """Return the scores that the running texts have; at depth 0 the one text is the prompt."""
+        """Return the scores that the running texts have, −inf where there is none.
+
+        At depth 0 the one text is the prompt.
+        """
         if depth == 0:
             return torch.zeros_like(self.running.score[:, :1])
-        return self.running.score
+        return self.running.score.masked_fill(~self.running.is_valid, -math.inf)
 
     def choose(
         self,

@@ -14,16 +14,30 @@ from typing import Annotated, Any
 
 import typer
 
+from bestk.cli.batch import batch
 from bestk.cli.bench import bench
 from bestk.cli.compare import compare
 from bestk.cli.eval import eval
 from bestk.cli.generate import generate
+from bestk.cli.options import with_address
 from bestk.cli.report import report
+from bestk.cli.serve import serve
 from bestk.cli.show import show
+from bestk.cli.size import size
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
-COMMANDS: tuple[Callable[..., Any], ...] = (generate, compare, show, eval, report, bench)
+COMMANDS: tuple[Callable[..., Any], ...] = (
+    generate,
+    batch,
+    compare,
+    show,
+    serve,
+    eval,
+    report,
+    bench,
+    size,
+)
 
 app = typer.Typer(
     name="bestk",
@@ -40,8 +54,11 @@ for command in COMMANDS:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code: 0, 2 for bad input, 130 after Ctrl-C."""
-    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    """Run a command line and return its exit code: 0, 2 for bad input, 130 after Ctrl-C.
+
+    Commands may have codes of their own: `bestk batch` gives 1 where rows could not be searched.
+    """
+    arguments = with_address(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     try:
         code = app(arguments, prog_name="bestk", standalone_mode=False)
     except BestKError as error:

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from bestk.cli.options import Device, Dtype, EngineOptions, Model, search_options
+from bestk.cli.options import (
+    Device,
+    Dtype,
+    EngineOptions,
+    Model,
+    SrcLang,
+    TgtLang,
+    search_options,
+)
 from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
 
 
@@ -26,6 +34,8 @@ def compare(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
     engine_option: EngineOptions = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without chat formatting.")
@@ -42,7 +52,9 @@ def compare(
     from bestk.cli import terminal
 
     text = terminal.read_prompt(prompt, raw=raw, system=system)
-    lm = terminal.load(model, engine_option, dtype=dtype, device=device)
+    lm = terminal.load(
+        model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
+    )
     names = methods.split(",") if methods else COMPARED
     asked = text if raw else lm.chat_prompt(text, system)
     rows = compare_methods(lm, asked, names, config, seed=seed, num_texts=num_texts)

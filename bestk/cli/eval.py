@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bestk.cli.options import Device, Dtype, EngineOptions, Model
-from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
+from bestk.cli.options import Device, Dtype, EngineOptions, Model, SrcLang, TgtLang
+from bestk.config import DEFAULT_MODEL, DTYPES, EVAL_BATCH, SearchConfig
 
 
 def eval(
@@ -24,6 +24,9 @@ def eval(
     num_examples: Annotated[
         int | None, typer.Option("--num-examples", "-n", help="Examples, at random; else all.")
     ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Another part of the data, such as dev or validation.")
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the data; the hub unless given.")
     ] = None,
@@ -37,11 +40,13 @@ def eval(
         list[str] | None, typer.Option(help="String that completes a text; may be repeated.")
     ] = None,
     style: Annotated[str, typer.Option(help="Prompts: auto, plain or chat.")] = "auto",
-    batch_size: Annotated[int, typer.Option(help="Examples searched together.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Examples searched side by side.")] = EVAL_BATCH,
     seed: Annotated[int, typer.Option(help="Chooses examples and draws samples.")] = 0,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
     engine_option: EngineOptions = None,
 ) -> None:
     """[bold]bestk eval commongen --data-dir data -n 50 -o out[/bold]
@@ -49,14 +54,15 @@ def eval(
     Run decoding methods over a task's examples; stopped, it goes on where it was.
     """
     from bestk.cli import terminal
-    from bestk.evaluation.methods import split
+    from bestk.evaluation.methods import split as names_of
     from bestk.evaluation.progress import follow
     from bestk.evaluation.runner import Settings, evaluate
 
     settings = Settings(
         task=task,
-        methods=tuple(ablation or split(methods)),
+        methods=tuple(ablation or names_of(methods)),
         num_examples=num_examples,
+        split=split,
         beam_size=beam_size,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
@@ -65,6 +71,8 @@ def eval(
         seed=seed,
         data_dir=data_dir,
     )
-    lm = terminal.load(model, engine_option, dtype=dtype, device=device)
+    lm = terminal.load(
+        model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
+    )
     follow(evaluate(lm, settings, output), terminal.stderr())
     typer.echo(f"bestk report {output}", err=True)

@@ -10,68 +10,17 @@ import dataclasses
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
-from bestk.config import DECAYS, DTYPES, RANKINGS, SCORINGS, SearchConfig
+from bestk.config import DTYPES, SearchConfig
 from bestk.errors import OptionError
+from bestk.settings import Setting, every_setting
 
-# Help by panel, then by field of SearchConfig; every field stands in one of the panels.
-_SEARCH = {
-    "k": "Nodes expanded in one model call.",
-    "beam_size": "Equivalent beam size: the budget is beam size × max new tokens.",
-    "max_new_tokens": "Longest text, in tokens.",
-    "min_new_tokens": "Shortest text, in tokens.",
-    "budget": "Node expansions in total, instead of beam size × max new tokens.",
-    "scoring": f"Score of a node: {', '.join(SCORINGS)}.",
-    "length_alpha": "Score by the sum of log-probabilities over length^alpha, instead.",
-    "decay": f"How waiting lowers a node's priority: {', '.join(DECAYS)}.",
-    "decay_weight": "Weight of the decay: higher prefers newer nodes.",
-    "decay_power": "Power of a node's age in the decay.",
-    "min_prob": "Tokens below this probability are not opened.",
-    "min_children": "Likeliest tokens opened in any case.",
-    "max_children": "Tokens looked at per node; all that can pass min prob unless given.",
-    "max_frontier": "Open nodes kept after each step.",
-    "rank_by": f"Order of the texts: {', '.join(RANKINGS)}.",
-}
-_STOPPING = {
-    "max_completions": "Stop once this many texts are complete.",
-    "timeout": "Stop after this many seconds.",
-    "certify": "Stop once this many texts are proven the likeliest.",
-    "stop_ids": "Token id that completes a text; may be repeated.",
-    "stop": "String that completes a text; may be repeated.",
-}
-_CONSTRAINTS = {
-    "must_include": "Word or phrase that every text holds, forms as 'ran|runs'; may be repeated.",
-    "include_bonus": "Added to the score for each of them that a node's text holds.",
-    "regex": "Regular expression that every text matches from start to end.",
-    "json_schema": "File with a JSON schema: every text is a document of it.",
-    "grammar": "File with an EBNF grammar: every text derives from its rule root.",
-}
-_SHAPING = {
-    "temperature": "Divides the logits: above 1 flattens the model's distributions.",
-    "top_k": "Keep this many of the likeliest tokens.",
-    "top_p": "Keep the likeliest tokens that hold this share of the probability.",
-    "min_p": "Keep tokens that have this share of the likeliest one's probability.",
-    "repetition_penalty": "Above 1, tokens of the prompt and the text get less likely.",
-    "no_repeat_ngram_size": "No n-gram of this size comes twice, prompt included.",
-    "encoder_repetition_penalty": "Above 1, tokens of the prompt get likelier.",
-    "encoder_no_repeat_ngram_size": "No n-gram of this size comes from the prompt.",
-    "bad_words": "Word that no text holds; may be repeated.",
-    "suppress_tokens": "Token id that no text holds; may be repeated.",
-    "begin_suppress_tokens": "Token id that no text begins with; may be repeated.",
-    "forced_bos_token_id": "Token id that every text begins with.",
-    "forced_eos_token_id": "Token id that ends a text of max new tokens; may be repeated.",
-}
-PANELS = {
-    "Search": _SEARCH,
-    "Stopping": _STOPPING,
-    "Constraints": _CONSTRAINTS,
-    "Shaping": _SHAPING,
-}
 # A shell has no way to write lists of lists: `bad_words` says the same in words.
 NO_OPTION = frozenset({"bad_words_ids"})
 # Too long for a shell: the option names a file.
@@ -142,10 +91,32 @@ Rerank = Annotated[
 ]
 
 
+# What `--ray` may be followed by; anything else is not its value.
+_ADDRESS = re.compile(r"auto|local|(\w+://)?[\w.-]+:\d+")
+
+
+def with_address(arguments: Sequence[str]) -> list[str]:
+    """Say which cluster is meant where `--ray` stands alone: typer knows no optional values.
+
+    >>> with_address(["batch", "--ray", "in.jsonl"])
+    ['batch', '--ray', 'local', 'in.jsonl']
+    >>> with_address(["batch", "--ray", "head:6379", "in.jsonl"])
+    ['batch', '--ray', 'head:6379', 'in.jsonl']
+    """
+    filled: list[str] = []
+    for place, argument in enumerate(arguments):
+        filled.append(argument)
+        following = arguments[place + 1] if place + 1 < len(arguments) else ""
+        if argument == "--ray" and not _ADDRESS.fullmatch(following):
+            filled.append("local")
+    return filled
+
+
 def search_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a command's `config` parameter by one option for each field of SearchConfig."""
-    known = dataclasses.fields(SearchConfig)
-    fields = {field.name: field for field in known if field.name not in NO_OPTION}
+    known = {setting.name: setting for setting in every_setting()}
+    fields = [field.name for field in dataclasses.fields(SearchConfig)]
+    fields = [name for name in fields if name not in NO_OPTION]
 
     @functools.wraps(command)
     def with_config(**values: Any) -> Any:
@@ -156,25 +127,32 @@ def search_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [parameter for parameter in own if parameter.name != "config"]
-    parameters += [_parameter(field) for field in fields.values()]
+    parameters += [_parameter(known[name]) for name in fields]
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     with_config.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     with_config.__annotations__ = {p.name: p.annotation for p in keyword_only}
     return with_config
 
 
-def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
-    kind = get_type_hints(SearchConfig)[field.name]
-    names = _NAMES.get(field.name, ("--" + field.name.replace("_", "-"),))
-    (panel,) = (title for title, lines in PANELS.items() if field.name in lines)
-    option = typer.Option(*names, help=PANELS[panel][field.name], rich_help_panel=panel)
-    default = [*getattr(SearchConfig, field.name)] if kind in _TYPES else field.default
-    given = Path | None if field.name in _FILES else _TYPES.get(kind, kind)
+def _parameter(setting: Setting) -> inspect.Parameter:
+    names = _NAMES.get(setting.name, ("--" + setting.name.replace("_", "-"),))
+    option = typer.Option(*names, help=_help(setting), rich_help_panel=setting.panel)
+    kind = _TYPES.get(setting.kind, setting.kind)
+    if setting.name in _FILES:
+        kind = Path
     return inspect.Parameter(
-        field.name,
+        setting.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[given, option],
+        default=[*setting.default] if setting.is_list else setting.default,
+        annotation=Annotated[kind | None if setting.is_optional else kind, option],
+    )
+
+
+def _help(setting: Setting) -> str:
+    if setting.name in _FILES:
+        return "File with " + setting.help[0].lower() + setting.help[1:]
+    return (
+        setting.help.removesuffix(".") + "; may be repeated." if setting.is_list else setting.help
     )
 
 

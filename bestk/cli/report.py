@@ -17,7 +17,8 @@ def report(
         Path | None, typer.Option("--output", "-o", help="Save all formats and figures here.")
     ] = None,
     texts: Annotated[
-        list[str] | None, typer.Option(help="Score all, unique or top texts; each unless given.")
+        list[str] | None,
+        typer.Option(help="Score all, unique, top or diverse texts; each unless given."),
     ] = None,
     top: Annotated[int, typer.Option(help="Texts compared at an equal number.")] = 10,
     table: Annotated[

@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from bestk.cli.options import engine_options
 from bestk.errors import OptionError, PromptError, SearchInterrupted
 
 if TYPE_CHECKING:
+    from bestk.batch import Progress as BatchProgress
     from bestk.language_model import LanguageModel
     from bestk.result import Hypothesis, SearchResult
     from bestk.run import Run
@@ -129,6 +130,21 @@ def print_notice(result: SearchResult) -> None:
     """Say in one line on stderr why there is no text, where there is none."""
     if result.notice is not None:
         print("Note: " + " ".join(result.notice.split()), file=sys.stderr)
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and what is to be said of each, aligned."""
+    width = max(map(len, facts))
+    for name, told in facts.items():
+        print(f"{name:<{width}}  {told}")
+
+
+def print_batch(job: BatchProgress) -> int:
+    """Say on stderr what a job has written, and return the exit code: 1 if there were bad rows."""
+    print(f"{job.num_rows:,} rows in {job.output}", file=sys.stderr)
+    if job.num_bad:
+        print(f"{job.num_bad:,} bad rows: {job.errors} says why", file=sys.stderr)
+    return 1 if job.num_bad else 0
 
 
 def _print_new(found: Sequence[Hypothesis], printed: set[str]) -> None:

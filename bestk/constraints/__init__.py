@@ -30,8 +30,13 @@ class Constraints(NamedTuple):
     shaper: Shaper | None = None
 
 
-def constraints_of(config: SearchConfig, lm: LanguageModel) -> Constraints:
-    """Build the rules and the shaper of a search; nothing at all where it has no constraints."""
+def constraints_of(
+    config: SearchConfig, lm: LanguageModel, enders: Sequence[Rule] = ()
+) -> Constraints:
+    """Build the rules and the shaper of a search; nothing at all where it has no constraints.
+
+    `enders` are the rules by which a text may end, besides its stop tokens.
+    """
     if not config.constraints:
         return Constraints()
     can_shape = getattr(lm.backend, "takes_shaper", True)
@@ -53,7 +58,11 @@ def constraints_of(config: SearchConfig, lm: LanguageModel) -> Constraints:
         rules.append(inclusion := Inclusion(config, lm, seeks=can_shape))
         requirements.append(inclusion)
         seeker = inclusion if can_shape else None
-    rules.append(Endings(requirements, lm, config.stop))
+
+    def decode(sequences: Sequence[Sequence[int]]) -> list[str]:
+        return lm.decode(sequences, config.stop, config.min_new_tokens)
+
+    rules.append(Endings(requirements, enders, decode))
     return Constraints(tuple(rules), Shapers(shapers, seeker) if shapers or seeker else None)
 
 

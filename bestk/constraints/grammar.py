@@ -21,6 +21,7 @@ from torch import Tensor
 from bestk.backends.base import Group
 from bestk.config import GRAMMARS, SearchConfig
 from bestk.constraints.prefixes import PrefixStates, prefixes
+from bestk.constraints.vocabulary import drops_first_space, tokenizer_info
 from bestk.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
@@ -49,7 +50,11 @@ class GrammarShaper:
             )
         schema = config.json_schema
         self.is_valid = None if schema is None else _validator(json.loads(schema))
-        self.compiled = compile_grammar(name, getattr(config, name), lm, tuple(ends))
+        spec = getattr(config, name)
+        self.whole = compile_grammar(name, spec, lm, tuple(ends))  # of the text as it reads
+        self.compiled = self.whole  # of its tokens
+        if drops_first_space(lm):
+            self.compiled = compile_grammar(name, spec, lm, tuple(ends), after_space=True)
         self.vocab_size = lm.backend.vocab_size
         device = lm.backend.device
         self.is_hidden = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
@@ -80,7 +85,7 @@ class GrammarShaper:
 
     def is_met_by(self, text: str) -> bool:
         """Say whether the grammar derives the whole text, and its schema holds for it."""
-        matcher = _matcher(self.compiled)
+        matcher = _matcher(self.whole)
         # An empty string is not something to accept: it is where every matcher begins.
         is_whole = (not text or matcher.accept_string(text)) and matcher.is_completed()
         return bool(is_whole) and (self.is_valid is None or self.is_valid(text))
@@ -91,17 +96,26 @@ class GrammarShaper:
 
 
 def compile_grammar(
-    name: str, spec: str, lm: LanguageModel, ends: tuple[int, ...]
+    name: str, spec: str, lm: LanguageModel, ends: tuple[int, ...], *, after_space: bool = False
 ) -> CompiledGrammar:
-    """Compile a regex, JSON schema or EBNF grammar for a model's tokenizer, once."""
+    """Compile a regex, JSON schema or EBNF grammar for a model's tokenizer, once.
+
+    With `after_space` a space may come before it all, for tokenizers that then drop it.
+    """
     compiler = _compiler(lm, ends)
+    from xgrammar import Grammar
+
     try:
         if name == "regex":
-            return compiler.compile_regex(spec)
-        if name == "json_schema":
+            grammar = Grammar.from_regex(spec)
+        elif name == "json_schema":
             # As json.dumps writes it: no two texts that differ in white space alone.
-            return compiler.compile_json_schema(spec, any_whitespace=False)
-        return compiler.compile_grammar(spec)
+            grammar = Grammar.from_json_schema(spec, any_whitespace=False)
+        else:
+            grammar = Grammar.from_ebnf(spec)
+        if after_space:
+            grammar = Grammar.concat(Grammar.from_regex(" ?"), grammar)
+        return compiler.compile_grammar(grammar)
     except (RuntimeError, ValueError) as error:
         raise OptionError(f"{name} {_short(spec)} cannot be used: {_reason(error)}") from None
 
@@ -115,15 +129,12 @@ def _compiler(lm: LanguageModel, ends: tuple[int, ...]) -> GrammarCompiler:
     key = (lm.backend.vocab_size, *ends)
     if key not in known:
         try:
-            info = xgrammar.TokenizerInfo.from_huggingface(
-                lm.tokenizer, vocab_size=lm.backend.vocab_size, stop_token_ids=list(ends)
-            )
-        except ValueError:
+            known[key] = xgrammar.GrammarCompiler(tokenizer_info(lm, ends))
+        except (ValueError, TypeError, AttributeError) as error:
             raise OptionError(
-                f"formats need a tokenizer of transformers, and {lm.name} has a "
-                f"{type(lm.tokenizer).__name__}: pass tokenizer= when it is loaded"
-            ) from None
-        known[key] = xgrammar.GrammarCompiler(info)
+                f"regex, json_schema and grammar need a tokenizer of transformers, and {lm.name} "
+                f"has a {type(lm.tokenizer).__name__}: load it with tokenizer=, or leave them out"
+            ) from error
     return known[key]
 
 

@@ -71,7 +71,7 @@ class Board:
     @property
     def conditions(self) -> str:
         """Name what all numbers of the board depend on."""
-        texts = f"top{self.top}" if self.view == "top" else self.view
+        texts = f"{self.view}{self.top}" if self.view in ("top", "diverse") else self.view
         return (
             f"texts:{texts}|ci:bootstrap{self.samples},seed{self.seed}|{self.evaluation.signature}"
         )
@@ -216,3 +216,4 @@ def views_of(evaluation: Evaluation) -> Iterator[str]:
     if any(pool.num_texts != len(pool.texts) for pool in pools):
         yield "unique"
     yield "top"
+    yield "diverse"

@@ -5,13 +5,15 @@ Plain data. Knows neither models nor metrics.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bestk.errors import SchemaError, unknown
+from bestk.selection import diverse
 
-VIEWS = ("all", "unique", "top")
+VIEWS = ("all", "unique", "top", "diverse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class Pool:
     example: Example
     texts: tuple[str, ...]
     counts: tuple[int, ...]
+    scores: tuple[float, ...]  # what the texts are ranked by
     seconds: float | None = None
     expanded: int = 0
     model_calls: int = 0
@@ -74,6 +77,7 @@ class Pool:
         """Say how often each text counts.
 
         `all`: as often as it was completed. `unique`: once. `top`: once, for the first `top` texts.
+        `diverse`: once, for the `top` texts that `select="diverse"` chooses.
         """
         if view == "all":
             return list(self.counts)
@@ -81,6 +85,9 @@ class Pool:
             return [1] * len(self.texts)
         if view == "top":
             return [int(place < top) for place in range(len(self.texts))]
+        if view == "diverse":
+            chosen = _diverse(self.texts, self.scores, top)
+            return [int(place in chosen) for place in range(len(self.texts))]
         raise SchemaError(unknown("view", view, VIEWS))
 
     def chosen(self, view: str, top: int) -> list[str]:
@@ -99,7 +106,13 @@ class Pool:
             example=self.example,
             texts=tuple(self.texts[place] for place in order),
             counts=tuple(self.counts[place] for place in order),
+            scores=tuple(scores[place] for place in order),
             seconds=self.seconds,
             expanded=self.expanded,
             model_calls=self.model_calls,
         )
+
+
+@functools.lru_cache(maxsize=100_000)  # several metrics look at the same texts
+def _diverse(texts: tuple[str, ...], scores: tuple[float, ...], top: int) -> frozenset[int]:
+    return frozenset(diverse(texts, scores, top))

@@ -107,6 +107,7 @@ def _read(
                 example=examples[key[0]],
                 texts=tuple(record["texts"]),
                 counts=tuple(record["counts"]),
+                scores=tuple(record["scores"]),
                 seconds=seconds.get(key),
                 expanded=record["expanded"],
                 model_calls=record["model_calls"],

@@ -62,7 +62,10 @@ class NamedMethod:
     def config(self, max_new_tokens: int, beam_size: int, stop: Sequence[str] = ()) -> SearchConfig:
         """Return the settings of a search for one length of answers."""
         shared = {"max_new_tokens": max_new_tokens, "beam_size": beam_size, "stop": tuple(stop)}
-        return SearchConfig.of({**shared, **dict(self.options)})
+        told = {"k": SearchConfig.k, **shared, **dict(self.options)}
+        # Answers to a short source may be so short that the budget pays for fewer nodes than k.
+        budget = told.get("budget") or told["beam_size"] * max_new_tokens
+        return SearchConfig.of({**told, "k": min(told["k"], budget)})
 
     def __call__(
         self,

@@ -5,15 +5,18 @@ Nothing is shown on a screen. Colours tell families of methods apart, bars are 9
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bestk.config import SearchConfig
 from bestk.evaluation.board import Board
 from bestk.evaluation.extras import require
+from bestk.evaluation.labels import write_names
 from bestk.evaluation.methods import NamedMethod
-from bestk.evaluation.tables import family
+from bestk.evaluation.tables import family, view_title
 
 COLOURS = {
     "beam": "#7f7f7f",
@@ -24,12 +27,18 @@ COLOURS = {
 _SCORINGS = {0.0: "α=0", 0.5: "α=0.5", 1.0: "α=1 (mean)", None: "last"}
 
 
-def save_figures(board: Board, folder: Path, suffix: str = "png") -> list[Path]:
-    """Draw every figure that the board has the methods for."""
+def save_figures(boards: Sequence[Board], folder: Path, suffix: str = "png") -> list[Path]:
+    """Draw every figure that the boards have the methods for.
+
+    Of several views the first is drawn, but diversity against quality in each: at an equal number
+    of texts it tells another story than over all of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    figures = {name: draw(boards[0]) for name, draw in FIGURES.items()}
+    for board in boards[1:]:
+        figures[f"diversity_quality_{board.view}"] = diversity_quality(board)
     saved = []
-    for name, draw in FIGURES.items():
-        figure = draw(board)
+    for name, figure in figures.items():
         if figure is not None:
             saved.append(folder / f"{name}.{suffix}")
             figure.savefig(
@@ -55,31 +64,31 @@ def diversity_quality(board: Board, x: str = "D-1", y: str = "R1") -> Any:
             yerr=_bars([up]),
             fmt="o",
             color=colour,
-            elinewidth=0.7,
+            elinewidth=0.4,
             alpha=0.85,
         )
-        axes.annotate(
-            row,
-            (across.value, up.value),
-            xytext=(4, 4),
-            textcoords="offset points",
-            fontsize=7,
-            color=colour,
-        )
+    axes.set_title(f"{axes.get_title()}: {view_title(board)}", fontsize=9)
+    _name_rows(axes, board, x, y)
     return figure
 
 
 def completion_by_decay(board: Board) -> Any:
     """Completion rate against κ for α = 0.5, α = 1 and the memoryless score."""
-    lines: dict[float | None, list[tuple[float, str]]] = {}
+    by_settings: dict[SearchConfig, list[tuple[float, str]]] = {}
     for row, config in _best_k(board).items():
-        lines.setdefault(config.alpha, []).append((config.decay_weight, row))
-    lines = {alpha: points for alpha, points in lines.items() if _varies(points)}
+        rest = SearchConfig.of({"decay_weight": SearchConfig.decay_weight}, config)
+        by_settings.setdefault(rest, []).append((config.decay_weight, row))
+    # One line per score: of methods that differ in more than κ, those of the most weights.
+    lines: dict[float | None, list[tuple[float, str]]] = {}
+    for rest, points in by_settings.items():
+        if _varies(points) and len(points) > len(lines.get(rest.alpha, [])):
+            lines[rest.alpha] = points
     if not lines:
         return None
     figure, axes = _canvas(board, "weight of the decay κ", "examples completed, %")
     for alpha, points in lines.items():
         _line(axes, board, sorted(points), "Done", _SCORINGS.get(alpha, f"α={alpha}"))
+    axes.set_ylim(max(-3, min(axes.get_ylim()[0], 87)), 103)
     axes.legend()
     return figure
 
@@ -93,14 +102,16 @@ def incompletion_by_scoring(board: Board) -> Any:
     if len(rates) < 2:
         return None
     colours = [COLOURS["best-first"]] * len(rates)
-    for name in ("beam", "beam sample", "sample"):
-        members = [100 - board.value(row, "Done") for row in board.rows if family(row) == name]
-        if members:
-            rates[name] = sum(members) / len(members)
-            colours.append(COLOURS[name])
-    figure, axes = _canvas(board, "score of a node", "examples without a text, %")
+    for name, members in _others(board).items():
+        rates[name] = sum(100 - board.value(row, "Done") for row in members) / len(members)
+        colours.append(COLOURS[family(members[0])])
+    figure, axes = _canvas(
+        board, "score of best-k search; other methods", "examples without a text, %"
+    )
     bars = axes.bar(list(rates), list(rates.values()), color=colours)
     axes.bar_label(bars, fmt="%.1f", fontsize=8)
+    axes.set_ylim(0, max(1.0, 1.1 * max(rates.values())))
+    axes.grid(visible=False, axis="x")
     return figure
 
 
@@ -116,11 +127,15 @@ def best_first_by_budget(board: Board) -> Any:
     points.sort()
     sizes = [size for size, _ in points]
     rates = [100 - board.value(row, "Done") for _, row in points]
-    axes.plot(sizes, rates, "o-", color=COLOURS["best-first"], label="incomplete")
+    axes.plot(sizes, rates, "o-", color=COLOURS["best-first"])
+    axes.set_ylim(0, max(1.0, 1.1 * max(rates)))
+    axes.yaxis.label.set_color(COLOURS["best-first"])
     if "Time" in board.columns:
+        seconds = [board.value(row, "Time") for _, row in points]
         right = axes.twinx()
-        right.plot(sizes, [board.value(r, "Time") for _, r in points], "s--", color=COLOURS["beam"])
-        right.set_ylabel("seconds per example (dashed)")
+        right.plot(sizes, seconds, "s--", color=COLOURS["beam"])
+        right.set_ylim(0, 1.1 * max(seconds))
+        right.set_ylabel("seconds per example (dashed)", color=COLOURS["beam"])
     return figure
 
 
@@ -130,9 +145,17 @@ def efficiency(board: Board) -> Any:
         return None
     figure, axes = _canvas(board, "seconds per example", "different texts |S|")
     for row in board.rows:
-        across, up = board.value(row, "Time"), board.value(row, "|S|")
-        axes.plot(across, up, "o", color=COLOURS[family(row)])
-        axes.annotate(row, (across, up), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        axes.plot(
+            board.value(row, "Time"), board.value(row, "|S|"), "o", color=COLOURS[family(row)]
+        )
+    seconds = [board.value(row, "Time") for row in board.rows]
+    if 0 < 5 * min(seconds) < max(seconds):
+        axes.set_xscale("log")
+        ticker = require("matplotlib.ticker", "matplotlib")
+        axes.xaxis.set_major_formatter(ticker.LogFormatter())
+        axes.xaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(2, 0.5)))
+    axes.set_ylim(bottom=0)
+    _name_rows(axes, board, "Time", "|S|")
     return figure
 
 
@@ -147,7 +170,7 @@ FIGURES: dict[str, Callable[[Board], Any]] = {
 
 def _canvas(board: Board, across: str, up: str) -> tuple[Any, Any]:
     figures = require("matplotlib.figure", "matplotlib")
-    figure = figures.Figure(figsize=(6, 4.2), layout="constrained")  # draws to files by itself
+    figure = figures.Figure(figsize=(7.5, 5), layout="constrained")  # draws to files by itself
     axes = figure.add_subplot()
     axes.set_xlabel(across)
     axes.set_ylabel(up)
@@ -155,6 +178,29 @@ def _canvas(board: Board, across: str, up: str) -> tuple[Any, Any]:
     axes.set_title(f"{found.task}, {found.num_examples} examples", fontsize=9)
     axes.grid(alpha=0.25)
     return figure, axes
+
+
+def _name_rows(axes: Any, board: Board, x: str, y: str) -> None:
+    """Write the methods beside their points; ten draws are short for `num_draws=10`."""
+    values = [(row, board.value(row, x), board.value(row, y)) for row in board.rows]
+    points = [
+        (re.sub(r":num_draws=(\d+)$", r" ×\1", row), across, up, COLOURS[family(row)])
+        for row, across, up in values
+        if math.isfinite(across) and math.isfinite(up)
+    ]
+    write_names(axes, points)
+
+
+def _others(board: Board) -> dict[str, list[str]]:
+    """Group the rows that are no best-first search as the paper's reference rates are."""
+    found: dict[str, list[str]] = {}
+    for row in board.rows:
+        kind = family(row)
+        if kind == "beam":
+            kind = "diverse beam" if row.upper().startswith("DBS") else "beam"
+        if kind != "best-first":
+            found.setdefault(kind, []).append(row)
+    return found
 
 
 def _best_k(board: Board) -> dict[str, SearchConfig]:

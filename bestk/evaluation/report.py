@@ -67,7 +67,7 @@ class Report:
         ):
             (folder / name).write_text(self.text(form), encoding="utf-8")
             saved.append(folder / name)
-        return saved + save_figures(self.boards[0], folder / "figures", suffix)
+        return saved + save_figures(self.boards, folder / "figures", suffix)
 
     def to_json(self) -> dict[str, Any]:
         """Return every number with its interval and its signature."""

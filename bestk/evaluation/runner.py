@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bestk.config import SearchConfig
+from bestk.baselines import run_method
+from bestk.benchmark.instruments import quiet
+from bestk.config import EVAL_BATCH, SearchConfig
 from bestk.errors import OptionError
 from bestk.evaluation.examples import Example
 from bestk.evaluation.methods import NamedMethod, parse_all
@@ -39,11 +41,12 @@ class Settings:
     task: str | Task
     methods: tuple[str, ...] = ("BS", "BKS_mean", "BKS_last")
     num_examples: int | None = None  # all of them
+    split: str | None = None  # the task's own
     beam_size: int = SearchConfig.beam_size
     max_new_tokens: int | None = None  # the task's
     stop: tuple[str, ...] = ()  # strings that complete a text, for models that know no end
     style: str = "auto"
-    batch_size: int = 8
+    batch_size: int = EVAL_BATCH
     seed: int = 0
     data_dir: Path | None = None
 
@@ -85,7 +88,8 @@ def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Pr
     task = task_of(settings.task)
     style = style_of(settings.style, lm)
     methods = parse_all(settings.methods)
-    examples = choose(read_examples(task, settings.data_dir), settings.num_examples, settings.seed)
+    every = read_examples(task, settings.data_dir, settings.split)
+    examples = choose(every, settings.num_examples, settings.seed)
     plan = make_plan(lm, task, examples, methods, settings)
     store = Store(folder)
     try:
@@ -94,12 +98,16 @@ def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Pr
         total = sum(len(batch.keys) for batch in plan)
         done = sum(len(batch.keys) for batch in plan[:start])
         yield Progress(done=done, total=total, method="")
-        for batch in plan[start:]:
+        for number, batch in enumerate(plan[start:]):
             prompts = [
                 task.prompt_that_fits(example, style, lm, batch.max_new_tokens)
                 for example in batch.examples
             ]
-            _run(lm, batch, prompts, settings, store)
+            if number == 0:
+                _warm_up(lm, prompts[0])
+            # How many searches complete nothing is a number of the report, not a notice for each.
+            with quiet():
+                _run(lm, batch, prompts, settings, store)
             done += len(batch.keys)
             yield Progress(done=done, total=total, method=batch.method.name)
     finally:
@@ -128,6 +136,11 @@ def make_plan(
         for start in range(0, len(members), settings.batch_size)
         for method in methods
     ]
+
+
+def _warm_up(lm: LanguageModel, prompt: Prompt) -> None:
+    """Try the model out, so that the first method's seconds do not include it."""
+    run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
 
 
 def _run(
@@ -184,6 +197,7 @@ def _facts(
         "prompt": task.plain if style == "plain" else task.chat,
         "style": style,
         "model": lm.name,
+        **_arithmetic(lm),
         "methods": [method.name for method in methods],
         "examples": len(examples),
         "data": hashlib.sha256(data.encode()).hexdigest()[:16],
@@ -192,6 +206,18 @@ def _facts(
         "stop": list(settings.stop),
         "batch_size": settings.batch_size,
         "seed": settings.seed,
+    }
+
+
+def _arithmetic(lm: LanguageModel) -> dict[str, Any]:
+    """Name what a model's numbers depend on besides its weights, as far as its backend says."""
+    backend: Any = lm.backend
+    checkpoint = getattr(backend, "checkpoint", None)
+    return {
+        "dtype": str(getattr(checkpoint, "dtype", "")).removeprefix("torch."),
+        "device": backend.device.type,
+        "source_language": getattr(lm, "src_lang", None),
+        "decoder_prompt": list(getattr(backend, "decoder_prompt", ())),
     }
 
 

@@ -6,20 +6,28 @@
                      run was killed
     times.jsonl      the seconds of each, which are never the same; the last line for a pair counts
 
-A batch of results is one write. After a kill the results go back to the last whole batch, so that
-a resumed run does exactly what an unbroken one does. Knows files, not models.
+A finished run may be packed with gzip, file by file: reports read it as it is. A batch of results
+is one write. After a kill the results go back to the last whole batch, so that a resumed run does
+exactly what an unbroken one does. Knows files, not models.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from bestk.durable import (
+    Folder,
+    append,
+    cut_bytes,
+    line,
+    refuse_other,
+    replace,
+    whole_lines,
+)
 from bestk.errors import OptionError, SchemaError
 from bestk.evaluation.examples import Example
 
@@ -36,36 +44,30 @@ class Store:
         self.folder = folder
         self.results = folder / "results.jsonl"
         self.times = folder / "times.jsonl"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(f"{folder} cannot be a folder for results: {error}") from None
-        self._lock = FileLock(str(folder / ".lock"))
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise OptionError(f"another evaluation is writing to {folder}: wait for it") from None
+        self._held = Folder(folder, "evaluation")
 
     def begin(self, settings: dict[str, Any], examples: Sequence[Example]) -> None:
         """Write down what is to be run, or check that it is what the folder was begun with."""
+        if self.results.with_name(self.results.name + ".gz").exists():
+            raise OptionError(f"{self.folder} has a packed run: gunzip its files to go on with it")
         told = {"format": FORMAT, "version": FORMAT_VERSION, **settings}
         if (self.folder / "settings.json").exists():
-            _refuse_other(self.folder, read_settings(self.folder), told)
+            refuse_other(self.folder, read_settings(self.folder), told)
             return
         if self.results.exists():
             raise OptionError(f"{self.results} has no settings beside it: give another folder")
-        lines = "".join(_line(example.to_json()) for example in examples)
-        _replace(self.folder / "examples.jsonl", lines)
+        lines = "".join(line(example.to_json()) for example in examples)
+        replace(self.folder / "examples.jsonl", lines)
         # Last: where there are settings, the examples are whole.
-        _replace(self.folder / "settings.json", json.dumps(told, indent=2, ensure_ascii=False))
+        replace(self.folder / "settings.json", json.dumps(told, indent=2, ensure_ascii=False))
 
     def resume(self, plan: Sequence[Sequence[Key]]) -> int:
         """Cut both files back to whole batches and return how many batches of the plan are done."""
-        _cut(self.times, len(_whole_lines(self.times)))
-        lines = _whole_lines(self.results)
+        _cut(self.times, len(whole_lines(self.times)))
+        lines = whole_lines(self.results)
         done, num_lines = 0, 0
         for batch in plan:
-            found = [_key(line, self.results) for line in lines[num_lines : num_lines + len(batch)]]
+            found = [_key(text, self.results) for text in lines[num_lines : num_lines + len(batch)]]
             if found != list(batch[: len(found)]):
                 raise SchemaError(
                     f"{self.results} was changed: line {num_lines + 1} is not the one that was "
@@ -79,12 +81,12 @@ class Store:
 
     def append(self, records: Iterable[dict[str, Any]], times: Iterable[dict[str, Any]]) -> None:
         """Add a batch, on disk when this returns."""
-        _append(self.times, "".join(map(_line, times)))
-        _append(self.results, "".join(map(_line, records)))
+        append(self.times, "".join(map(line, times)).encode())
+        append(self.results, "".join(map(line, records)).encode())
 
     def close(self) -> None:
         """Let others write."""
-        self._lock.release()
+        self._held.close()
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -108,68 +110,24 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the whole lines of a file; a last line that was cut off is not one."""
     records = []
-    for number, line in enumerate(_whole_lines(path), start=1):
+    packed = path.with_name(path.name + ".gz")  # of a finished run that was put away
+    lines = gzip.decompress(packed.read_bytes()).split(b"\n")[:-1] if packed.exists() else None
+    for number, text in enumerate(whole_lines(path) if lines is None else lines, start=1):
         try:
-            records.append(json.loads(line))
+            records.append(json.loads(text))
         except ValueError as error:
             raise SchemaError(f"{path}:{number} is not JSON: {error}") from None
     return records
 
 
-def _refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    for name in [*new, *(name for name in old if name not in new)]:
-        if old.get(name) != new.get(name):
-            raise OptionError(
-                f"{folder} was begun with {name}={_short(old.get(name))}, now it is "
-                f"{_short(new.get(name))}: runs do not mix, give another folder"
-            )
-
-
-def _short(value: Any) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-def _key(line: bytes, path: Path) -> Key:
+def _key(text: bytes, path: Path) -> Key:
     try:
-        record = json.loads(line)
+        record = json.loads(text)
         return record["example"], record["method"]
     except (ValueError, KeyError, TypeError):
-        raise SchemaError(f"{path} has a line that is no result: {line[:60]!r}") from None
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    if not path.exists():
-        return []
-    return path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off
+        raise SchemaError(f"{path} has a line that is no result: {text[:60]!r}") from None
 
 
 def _cut(path: Path, num_lines: int) -> None:
     """Keep the first lines of a file, where it has more."""
-    if not path.exists():
-        return
-    kept = b"".join(line + b"\n" for line in _whole_lines(path)[:num_lines])
-    if path.stat().st_size > len(kept):
-        with path.open("r+b") as file:
-            file.truncate(len(kept))
-            os.fsync(file.fileno())
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("ab") as file:
-        file.write(text.encode("utf-8"))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_name(path.name + ".new")
-    with scratch.open("wb") as file:
-        file.write(text.encode("utf-8"))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    cut_bytes(path, sum(len(kept) + 1 for kept in whole_lines(path)[:num_lines]))

@@ -33,6 +33,7 @@ VIEW_TITLES = {
     "all": "all texts, duplicates counted",
     "unique": "different texts",
     "top": "the first {top} texts by rank",
+    "diverse": "the {top} texts that select=diverse chooses",
 }
 
 _STYLES = {"best": "bold blue", "second": "cyan", "worst": "red", "": ""}
@@ -122,9 +123,8 @@ def score_table(board: Board, layout: str = "condensed", *, intervals: bool = Tr
         [(row, ""), *(_cell(board, row, column, intervals) for column in columns)]
         for row in board.rows
     ]
-    view = VIEW_TITLES[board.view].format(top=board.top)
     return Table(
-        title=f"{board.evaluation.task}, {layout}: {view}",
+        title=f"{board.evaluation.task}, {layout}: {view_title(board)}",
         headings=["", *(column.key for column in columns)],
         latex_headings=["", *(column.heading for column in columns)],
         groups=["", *(column.group for column in columns)],
@@ -135,8 +135,12 @@ def score_table(board: Board, layout: str = "condensed", *, intervals: bool = Tr
 
 
 def comparison_table(board: Board, baseline: str, keys: Sequence[str] | None = None) -> Table:
-    """Lay out differences to a baseline with Holm-corrected p-values; * is p < 0.05."""
-    columns = [board.columns[k] for k in keys or LAYOUTS["condensed"] if k in board.columns]
+    """Lay out differences to a baseline with Holm-corrected p-values; * is p < 0.05.
+
+    Without `keys` the columns are those of the table that the task's kind is summed up in.
+    """
+    told = keys or LAYOUTS["translation" if board.evaluation.kind == "translation" else "condensed"]
+    columns = [board.columns[key] for key in told if key in board.columns]
     others = [row for row in board.rows if row != baseline]
     cells: dict[str, list[tuple[str, str]]] = {row: [(row, "")] for row in others}
     kept = []
@@ -154,8 +158,7 @@ def comparison_table(board: Board, baseline: str, keys: Sequence[str] | None = N
             text = f"{comparison.difference:+.{digits(column)}f}{star} (p={p_value:.3f})"
             cells[row].append((text, mark))
     return Table(
-        title=f"{board.evaluation.task}: difference to {baseline}, "
-        + VIEW_TITLES[board.view].format(top=board.top),
+        title=f"{board.evaluation.task}: difference to {baseline}, {view_title(board)}",
         headings=["", *(column.key for column in kept)],
         latex_headings=["", *(column.heading for column in kept)],
         groups=["", *(column.group for column in kept)],
@@ -166,6 +169,11 @@ def comparison_table(board: Board, baseline: str, keys: Sequence[str] | None = N
             "two-sided, Holm-corrected over methods; * is p < 0.05"
         ],
     )
+
+
+def view_title(board: Board) -> str:
+    """Say which texts a board looks at."""
+    return VIEW_TITLES[board.view].format(top=board.top)
 
 
 def family(row: str) -> str:

@@ -34,6 +34,8 @@ STATES = {
 Graph = dict[str, Any]
 Node = dict[str, Any]
 
+_ALWAYS = ("format", "version", "num_steps")  # in every part of a graph
+
 
 def to_graph(result: SearchResult, *, frontiers: bool = True, pruned_prob: bool = True) -> Graph:
     """Tell a search as a graph: nodes, steps, texts.
@@ -69,14 +71,16 @@ def to_graph(result: SearchResult, *, frontiers: bool = True, pruned_prob: bool 
 
 
 def difference(old: Graph | None, new: Graph) -> Graph:
-    """Return `new` with only the nodes that are not in `old`, or not as they are there.
+    """Return what of `new` is not in `old`, or not as it is there: fields, nodes, steps.
 
     What a growing picture is fed with: numbers of nodes never change while a search goes on.
     """
-    known = {node["id"]: node for node in old["nodes"]} if old else {}
+    if old is None:
+        return new
+    known = {node["id"]: node for node in old["nodes"]}
     fresh = [node for node in new["nodes"] if known.get(node["id"]) != node]
-    steps = new["steps"][len(old["steps"]) if old else 0 :]
-    return {**new, "nodes": fresh, "steps": steps}
+    changed = {name: x for name, x in new.items() if name in _ALWAYS or old.get(name) != x}
+    return {**changed, "nodes": fresh, "steps": new["steps"][len(old["steps"]) :]}
 
 
 def schema() -> dict[str, Any]:

@@ -105,7 +105,8 @@ def _in_order_found(record: TreeRecord) -> Ints:
     parent = _column(record.child_parent)
     token = _column(record.child_token)
     log_prob = np.asarray(record.child_log_prob, dtype=np.float64)
-    return np.lexsort((parent, token, -log_prob, _found(record)))
+    order: Ints = np.lexsort((parent, token, -log_prob, _found(record)))
+    return order
 
 
 def _slots(record: TreeRecord, entry: Ints) -> Ints:

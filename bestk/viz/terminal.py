@@ -73,7 +73,7 @@ def summary_view(result: SearchResult) -> RenderableType:
         "expansions": f"{cost.expanded} of {result.config.total_budget} in {cost.model_calls} "
         f"model calls ({reason})",
         "mass seen": ", ".join(f"{_percent(share)} {name}" for name, share in shares.items()),
-        "time": f"{cost.seconds:.1f} s",
+        "time": "not kept" if cost.seconds is None else f"{cost.seconds:.1f} s",
     }
     if result.certified:
         rows["proven"] = f"{result.certified} texts: no other text is likelier"

@@ -1,19 +1,30 @@
-"""Makes the pictures of this folder from a real search: python docs/images/make.py
+"""Makes the pictures of this folder from real searches: all, or those that are named.
 
-Needs the embedded SmolLM2 model, Debian's `chromium`, and the packages `playwright` and `pillow`.
+    python docs/images/make.py tree replay page
+
+Needs the embedded SmolLM2 model, Debian's `chromium`, and the packages `playwright` and `pillow`;
+for the picture of the page those of `bestk[serve]` too.
 """
 
 from __future__ import annotations
 
 import io
 import shutil
+import socket
+import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 import bestk
+from bestk.server.app import create_app
+from bestk.server.main import ServeOptions, make_server
 
 FOLDER = Path(__file__).parent
 PROMPT = "The best thing about having a dog is"
@@ -23,22 +34,57 @@ FRAMES_PER_STEP = 4
 
 
 def main() -> None:
-    """Search once, then take the pictures."""
+    """Take the pictures that are asked for, all unless some are named."""
+    wanted = sys.argv[1:] or ["tree", "replay", "page"]
     lm = bestk.load("smollm2")
-    result = bestk.search(lm, PROMPT, max_new_tokens=14, beam_size=8, stop=["."])
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page_file = Path(folder) / "tree.html"
-        result.to_html(page_file)
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=ARGUMENTS
         )
-        page = browser.new_page(viewport={"width": 1360, "height": 800})
-        page.goto(page_file.as_uri())
-        picture(page)
-        page = browser.new_page(viewport={"width": 1120, "height": 640})
-        page.goto(page_file.as_uri())
-        replay(page)
+        if {"tree", "replay"} & set(wanted):
+            file_pictures(browser, lm, wanted)
+        if "page" in wanted:
+            with served(lm) as address:
+                live_page(browser.new_page(viewport={"width": 1360, "height": 820}), address)
         browser.close()
+
+
+def file_pictures(browser: Browser, lm: bestk.LanguageModel, wanted: list[str]) -> None:
+    """Take the pictures of the file that opens offline."""
+    result = bestk.search(lm, PROMPT, max_new_tokens=14, beam_size=8, stop=["."])
+    with tempfile.TemporaryDirectory() as folder:
+        page_file = Path(folder) / "tree.html"
+        result.to_html(page_file)
+        for name, size, take in (("tree", (1360, 800), picture), ("replay", (1120, 640), replay)):
+            if name in wanted:
+                page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+                page.goto(page_file.as_uri())
+                take(page)
+
+
+@contextmanager
+def served(lm: bestk.LanguageModel) -> Iterator[str]:
+    """Serve a model on a free port."""
+    app = create_app({lm.name: lm})
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = make_server(app, ServeOptions(grace=0.0))
+    app.state.engine.start()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+
+
+def live_page(page: Page, address: str) -> None:
+    """Save the page of `bestk serve` as it is when a search has ended, a text of it chosen."""
+    asked = {"prompt": PROMPT, "raw": 1, "stop": '["."]', "scoring": '"sum"', "beam_size": 8}
+    page.goto(f"{address}#{urlencode(asked | {'max_new_tokens': 14, 'run': 1})}")
+    page.locator(".progress[data-state=done]").wait_for(timeout=120_000)
+    page.wait_for_timeout(600)
+    page.locator("[aria-label='Texts, ranked'] button").nth(1).click()
+    page.wait_for_timeout(600)
+    save(page, "page.png")
 
 
 def picture(page: Page) -> None:
@@ -47,7 +93,12 @@ def picture(page: Page) -> None:
     page.wait_for_timeout(600)
     page.evaluate("bestk.viewer.select(bestk.viewer.frontier()[0].id)")
     page.wait_for_timeout(600)
-    Image.open(io.BytesIO(page.screenshot())).save(FOLDER / "tree.png", optimize=True)
+    save(page, "tree.png")
+
+
+def save(page: Page, name: str) -> None:
+    """Save what is on the screen, small."""
+    Image.open(io.BytesIO(page.screenshot())).save(FOLDER / name, optimize=True)
 
 
 def replay(page: Page) -> None:

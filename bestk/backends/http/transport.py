@@ -72,7 +72,7 @@ class Transport:
             base_url=url,
             headers=dict(connection.headers),
             timeout=connection.timeout,
-            limits=httpx.Limits(max_connections=connection.num_connections),
+            limits=httpx.Limits(max_keepalive_connections=connection.num_connections),
             follow_redirects=True,
         )
         self._has_answered = False

@@ -14,7 +14,9 @@ Three prompt places (P = 3, one of them padding), tree slots 1 and 2 siblings, 3
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +48,19 @@ class Layout:
     def place(self, slot: Int[Tensor, "*nodes"]) -> Int[Tensor, "*nodes"]:
         """Map tree slots to places; the tree's scratch slot becomes the last place."""
         return self.prompt_size + slot - 1
+
+    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> Layout:
+        """Lay another number of searches out, these in its first rows; prompts must still fit."""
+        length = self.prompt_length.new_ones(batch)
+        length[: len(rows)] = self.prompt_length[list(rows)]
+        return dataclasses.replace(
+            self,
+            prompt_length=length,
+            prompt_size=prompt_size,
+            used=self.used - self.prompt_size + prompt_size,
+            write=None,
+            rows=None,
+        )
 
     def advance(self, group: Group) -> None:
         """Point at the places of a group, and bring them into view."""
@@ -112,6 +127,18 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values.scatter_(2, place.expand_as(value_states), value_states)
         return self.keys[:, :, :used], self.values[:, :, :used]
 
+    def take(self, old: TreeLayer, rows: Sequence[int]) -> None:
+        """Copy what another layer holds of these searches to where it belongs in this layout."""
+        before, now = old.layout.prompt_size, self.layout.prompt_size
+        length, index = min(before, now), list(rows)
+        assert old.keys is not None
+        assert old.values is not None
+        self.lazy_initialization(old.keys, old.values)
+        for new, source in ((self.keys, old.keys), (self.values, old.values)):
+            assert new is not None
+            new[: len(index), :, :length] = source[index, :, :length]
+            new[: len(index), :, now:] = source[index, :, before:]
+
     def _store_prompts(self, key_states: Tensor, value_states: Tensor) -> None:
         assert self.keys is not None
         assert self.values is not None
@@ -132,6 +159,18 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def get_max_length(self) -> int:
         return self.layout.size
+
+
+@torch.inference_mode()
+def moved_cache(cache: Any, rows: Sequence[int], layout: Layout) -> Cache:
+    """Make a cache in another layout that holds these searches of the given one."""
+    other = tree_cache(layout)
+    for old in cache.layers:
+        layer = TreeLayer(layout)
+        if old.is_initialized:
+            layer.take(old, rows)
+        other.layers.append(layer)
+    return other
 
 
 def tree_cache(layout: Layout) -> Cache:

@@ -7,6 +7,7 @@ does not fit its sliding window; what decides is in `probe`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session, Shaper, shaped_children
 from bestk.backends.transformers import attention
-from bestk.backends.transformers.cache import Layout, tree_cache
+from bestk.backends.transformers.cache import Layout, moved_cache, tree_cache
 from bestk.backends.transformers.model import Checkpoint, pad_right
 from bestk.backends.transformers.prefix import PrefixSession
 from bestk.backends.transformers.probe import sharing_obstacle, window
@@ -45,6 +46,7 @@ class CausalBackend:
         self, prompts: Sequence[Sequence[int]], room: Room, shaper: Shaper | None = None
     ) -> Session:
         """Open a session with tree attention, or one that recomputes prefixes if it must."""
+        self.checkpoint.evaluate()
         obstacle = self.obstacle(max(map(len, prompts)) + room.depth)
         if obstacle is None:
             return TreeSession(
@@ -127,6 +129,14 @@ class TreeSession:
         tokens, lengths = pad_right(list(prompts.values()), device)
         rows = torch.tensor(list(prompts), device=device)
         return self.read(group, tokens, lengths, rows)
+
+    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> TreeSession:
+        """Return a session of another size that goes on with these searches, nothing reread."""
+        other = copy.copy(self)
+        other.prompts = {}
+        other.layout = self.layout.moved(rows, batch, prompt_size)
+        other.cache = moved_cache(self.cache, rows, other.layout)
+        return other
 
     @torch.inference_mode()
     def read(self, group: Group, tokens: Tensor, lengths: Tensor, rows: Tensor) -> Children:

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,16 +91,22 @@ class Checkpoint:
         length = getattr(self.config, "max_position_embeddings", None)
         return int(length) if length else None
 
-    def search_bytes(self, prompt_size: int, room: Room) -> int:
-        """Estimate the memory of one search: its cache, its logits, the reading of its prompt."""
+    @property
+    def token_bytes(self) -> int:
+        """Count the bytes of one token's keys and values, all layers together."""
         config, item = self.config, torch.empty(0, dtype=self.dtype).element_size()
         layers = int(getattr(config, "num_hidden_layers", 1))
         heads = int(getattr(config, "num_attention_heads", 1))
-        hidden = int(getattr(config, "hidden_size", 1))
-        head = int(getattr(config, "head_dim", None) or hidden // heads)
+        head = int(getattr(config, "head_dim", None) or int(config.hidden_size) // heads)
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        return layers * 2 * kv_heads * head * item
+
+    def search_bytes(self, prompt_size: int, room: Room) -> int:
+        """Estimate the memory of one search: its cache, its logits, the reading of its prompt."""
+        config, item = self.config, torch.empty(0, dtype=self.dtype).element_size()
+        hidden = int(getattr(config, "hidden_size", 1))
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        cache = layers * 2 * kv_heads * head * item * (prompt_size + room.capacity)
+        cache = self.token_bytes * (prompt_size + room.capacity)
         # Logits in the model's dtype, in float32, and once more while they are sorted.
         logits = room.width * self.vocab_size * (item + 8)
         reading = prompt_size * (6 * hidden + 3 * inner) * item
@@ -108,9 +115,16 @@ class Checkpoint:
 
     def free_bytes(self) -> int | None:
         """Say how much memory is free on the model's device, None where nobody knows."""
+        if self.device.type == "cpu":
+            return available_memory()
         if self.device.type != "cuda":
             return None
         return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def evaluate(self) -> None:
+        """Turn dropout off, which somebody who trains the model may have turned on again."""
+        if self.model.training:
+            self.model.eval()
 
     def attention_mask(
         self, visible: Bool[Tensor, "batch 1 queries places"], *, as_numbers: bool = False
@@ -153,6 +167,16 @@ class Checkpoint:
             yield
         finally:
             hook.remove()
+
+
+def available_memory(source: Path = Path("/proc/meminfo")) -> int | None:
+    """Say how many bytes a program may still take without others being pushed out, on Linux."""
+    try:
+        lines = source.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(found[0]) if found else None
 
 
 def pad_right(

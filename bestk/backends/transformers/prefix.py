@@ -6,6 +6,7 @@ windows shorter than the path, positions that a caller cannot set.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -42,6 +43,13 @@ class PrefixSession:
         for row, prompt in prompts.items():
             self.prompts[row] = list(prompt)
         return self.root(group)
+
+    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> PrefixSession:
+        """Return a session of another size that goes on with these searches."""
+        other = copy.copy(self)
+        kept = [self.prompts[row] for row in rows]
+        other.prompts = [*kept, *[self.prompts[0]] * (batch - len(rows))]
+        return other
 
     @torch.inference_mode()
     def expand(self, group: Group) -> Children:

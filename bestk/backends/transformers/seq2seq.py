@@ -71,6 +71,7 @@ class Seq2SeqBackend:
 
     def start(self, prompts: Sequence[Any], room: Room, shaper: Shaper | None = None) -> Session:
         """Open a session over sources: token ids, tensors of features, or `Encoded` of one row."""
+        self.checkpoint.evaluate()
         obstacle = self.obstacle(prompts[0], self.checkpoint.prompt_size(prompts[0]) + room.depth)
         if obstacle is None:
             return Seq2SeqTreeSession(self.checkpoint, prompts, room, shaper)
@@ -278,6 +279,15 @@ class Seq2SeqPrefixSession(PrefixSession):
         rows = torch.arange(len(self.prompts), device=group.slot.device)
         logits = self.forbidden.at_start(self.read(self.prompts, rows)[:, None])
         return shaped_children(group, logits, self.num_children, self.shaper)
+
+    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> Seq2SeqPrefixSession:
+        """Return a session of another size that goes on with these searches."""
+        other = super().moved(rows, batch, prompt_size)
+        assert isinstance(other, Seq2SeqPrefixSession)
+        old = [*rows, *[min(self.parts)] * (batch - len(rows))]
+        other.parts = {new: self.parts[row] for new, row in enumerate(old)}
+        other.encoded = Encoded.joined(list(other.parts.values()))
+        return other
 
     @torch.inference_mode()
     def expand(self, group: Group) -> Children:

@@ -9,7 +9,7 @@ from bestk.evaluation.metrics.base import Column, SetMetric
 
 
 class SearchCost(SetMetric):
-    """Seconds are a batch's wall-clock time over its examples; the first batch warms up in it."""
+    """Seconds are a batch's wall-clock time over its examples."""
 
     family = "cost"
     columns = (

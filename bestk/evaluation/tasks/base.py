@@ -6,6 +6,7 @@ instruction-tuned model in words. Both are filled from the fields of an example.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,17 @@ class Task:
             raise OptionError(f"task {self.name} has no examples: give it examples=, or read=")
         if self.max_new_tokens < 1:
             raise OptionError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+
+    def of_split(self, split: str) -> Task:
+        """Return the task with the examples of another split, such as dev or validation."""
+        if self.examples is not None:
+            raise OptionError(f"task {self.name} has no splits: leave split out")
+        folders = dict.fromkeys(pattern.rpartition("/")[0] for pattern in self.files)
+        return dataclasses.replace(
+            self,
+            files=tuple(f"{folder}/{split}*" for folder in folders),
+            hub=None if self.hub is None else dataclasses.replace(self.hub, split=split),
+        )
 
     def room(self, example: Example, lm: LanguageModel) -> int:
         """Return the longest answer in tokens: a constant, or a multiple of the source."""

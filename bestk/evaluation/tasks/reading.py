@@ -18,8 +18,12 @@ from bestk.evaluation.tasks.base import Hub, Task
 SUFFIXES = (".jsonl", ".jsonl.gz")
 
 
-def read_examples(task: Task, data_dir: Path | None = None) -> list[Example]:
+def read_examples(
+    task: Task, data_dir: Path | None = None, split: str | None = None
+) -> list[Example]:
     """Return all examples of a task that have an input and references, with different ids."""
+    if split is not None:
+        task = task.of_split(split)
     found = list(task.examples()) if task.examples else _read_records(task, data_dir)
     if task.gather is not None:
         found = task.gather(found)

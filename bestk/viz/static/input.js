@@ -152,7 +152,8 @@
         plain[key]();
       }
     };
-    document.addEventListener("keydown", onKey);
+    const { signal } = viewer.ending;
+    (viewer.options.isEmbedded ? viewer.host : document).addEventListener("keydown", onKey, { signal });
   }
 
   bestk.watchPointer = watchPointer;

@@ -24,6 +24,7 @@
     constructor(graph) {
       this.nodes = new Map();
       this.numSteps = 0;
+      this.numLeftOut = 0;
       this.decay = [];
       this.completions = [];
       if (graph) this.update(graph);
@@ -37,8 +38,8 @@
       for (const name of ["prompt", "signature", "config", "mass", "decay", "completions"]) {
         if (name in part) this[name] = part[name];
       }
-      this.stopReason = part.stop_reason;
-      this.numLeftOut = part.num_left_out || 0;
+      if ("stop_reason" in part) this.stopReason = part.stop_reason;
+      if ("num_left_out" in part) this.numLeftOut = part.num_left_out;
       this.numSteps = Math.max(this.numSteps, part.num_steps);
       for (const facts of part.nodes) {
         const known = this.nodes.get(facts.id);

@@ -25,6 +25,12 @@
       this.jump(this.tree.width < SMALL ? this.tree.fitted() : this.tree.opening(READABLE));
     }
 
+    /** Go back to where reading begins. */
+    home() {
+      this.finish();
+      this.glide(this.tree.opening(READABLE));
+    }
+
     /** Show a new step: keep what it expanded in sight, and all of the tree while that is readable. */
     follow(group) {
       this.glide(this.isFollowing ? this.followed(group) : this.view);

@@ -1,6 +1,8 @@
 "use strict";
 /* The viewer: tree, lists and controls put together in one element of a page, driven by mouse, touch
-   and keyboard. `bestk.view(element, graph)` returns it; its methods are the automation interface. */
+   and keyboard. `bestk.view(element, graph)` returns it; its methods are the automation interface.
+   With `{ isEmbedded: true }` it is a part of a larger page, which names the prompt, sets the theme
+   and keeps the keys that are pressed elsewhere. */
 (() => {
   const bestk = (window.bestk = window.bestk || {});
   const { element } = bestk;
@@ -25,6 +27,7 @@
       this.step = this.graph.lastStep;
       this.speed = 1;
       this.timer = null;
+      this.ending = new AbortController();
       this.build(host);
       this.tree = new bestk.TreeCanvas(this.canvas, this.graph);
       this.tree.step = this.step;
@@ -172,19 +175,38 @@
     }
 
     /** Take in more of a search that is under way; the newest step is shown if the last one was. */
-    update(part) {
+    update(...parts) {
       const wasLast = this.step >= this.lastStep;
-      this.graph.update(part);
+      for (const part of parts) this.graph.update(part);
       this.tree.measure();
+      this.refreshLegend();
       if (wasLast) this.goto(this.lastStep);
       else this.refresh();
+    }
+
+    /** Say whether more of the search is to come. */
+    setLive(isLive) {
+      this.graph.isLive = isLive;
+      if (!isLive && this.motion.isFollowing) this.motion.home();
+      this.refreshLegend();
+      this.refresh();
+    }
+
+    /** Let go of everything outside the element: listeners, timers. */
+    close() {
+      this.pause();
+      this.motion.stop();
+      this.ending.abort();
+      this.resizing.disconnect();
     }
 
     /* ---- the parts ------------------------------------------------------------------------- */
 
     build(host) {
       this.host = host;
+      const { isEmbedded } = this.options;
       host.classList.add("bk-viewer");
+      host.classList.toggle("is-embedded", Boolean(isEmbedded));
       const { graph } = this;
       const button = (name, label, onClick, text) => {
         const made = element("button", { type: "button", class: "bk-button", "aria-label": label });
@@ -203,15 +225,16 @@
       this.pruned = element("input", { type: "checkbox" });
       this.prompt = element("h1", { class: "bk-prompt" }, graph.prompt || "");
       this.prompt.title = graph.prompt || "";
-      const brand = element("span", { class: "bk-brand" }, "bestk");
+      const title = isEmbedded ? [] : [element("span", { class: "bk-brand" }, "bestk"), this.prompt];
+      const theme = button("themeButton", "Light or dark", () =>
+        this.setTheme(this.theme === "dark" ? "light" : "dark"), "◐");
       const tools = element("div", { class: "bk-tools", role: "toolbar", "aria-label": "View" },
         element("label", { class: "bk-field" }, element("span", {}, "Colour"), this.colour),
         element("label", { class: "bk-check" }, this.pruned, "below min_prob"),
         element("span", { class: "bk-search" }, this.found, this.query),
-        button("themeButton", "Light or dark", () =>
-          this.setTheme(this.theme === "dark" ? "light" : "dark"), "◐"),
+        ...(isEmbedded ? [] : [theme]),
         button("helpButton", "Keys", () => this.help.showModal(), "?"));
-      const head = element("header", { class: "bk-head" }, brand, this.prompt, tools);
+      const head = element("header", { class: "bk-head" }, ...title, tools);
 
       this.canvas = element("canvas", { class: "bk-canvas", tabindex: "0", role: "application",
         "aria-roledescription": "search tree", "aria-label":
@@ -264,13 +287,15 @@
       this.pace.addEventListener("change", () => (this.speed = Number(this.pace.value)));
       this.query.addEventListener("input", () => this.search(this.query.value));
       this.query.addEventListener("keydown", (event) => this.nextMatch(event));
-      new ResizeObserver(() => {
+      this.resizing = new ResizeObserver(() => {
         this.tree.resize();
         if (this.motion.isFollowing) this.motion.open();
-      }).observe(this.canvas);
+      });
+      this.resizing.observe(this.canvas);
+      const { signal } = this.ending;
       window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
         if (!this.isThemeFixed) this.setTheme("auto");
-      });
+      }, { signal });
     }
 
     nudge(by) {
@@ -362,10 +387,11 @@
     refreshLegend() {
       const { theme, colourBy } = this.tree;
       this.legend.replaceChildren(...bestk.legend(theme, colourBy, this.graph));
-      if (this.graph.numLeftOut) {
-        const note = `${this.graph.numLeftOut} children below min_prob are left out`;
+      const { numLeftOut, isLive } = this.graph;
+      this.pruned.disabled = numLeftOut > 0;
+      if (numLeftOut && !isLive) {
+        const note = `${numLeftOut} children below min_prob are left out`;
         this.legend.append(element("span", { class: "bk-key" }, note));
-        this.pruned.disabled = true;
       }
     }
   }

@@ -1,0 +1,289 @@
+"""A job: every row of a file through a search, into another file; stopped, it goes on where it was.
+
+    >>> run_batch("smollm2", "prompts.jsonl", "texts.jsonl", stop=".")       # doctest: +SKIP
+
+Rows are read, searched and written window by window, in their order. What a window gives depends on
+its rows and the settings alone, so a job that was killed and resumed, split into shards or spread
+over a cluster writes what an unbroken one on one machine writes. Knows neither formats nor models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from bestk.batch.on_ray import OnRay, RaySettings
+from bestk.batch.reading import Place, Shard, Source, format_of, open_source
+from bestk.batch.searching import Found, Searcher, Wanted, facts_of, prepare
+from bestk.batch.store import JobStore
+from bestk.batch.writing import assembler, copies_columns
+from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
+from bestk.errors import OptionError
+from bestk.language_model import LanguageModel
+from bestk.loading import load
+from bestk.many import check_batch_size
+from bestk.version import __version__
+
+# Rows of a window for each lane: enough that lanes seldom run empty, few enough that a kill costs
+# little.
+_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A model that is loaded where it is needed: what `bestk.load` takes."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> LanguageModel:
+        """Load it."""
+        try:
+            return load(self.name, **self.options)
+        except TypeError as error:
+            if "unexpected keyword" not in str(error):
+                raise
+            name = str(error).rpartition(" ")[2].strip("'")
+            raise OptionError(f"{self.name} cannot be loaded with {name}: leave it out") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be done."""
+
+    model: LanguageModel | ModelName
+    input: Path
+    output: Path
+    wanted: Wanted = field(default_factory=Wanted)
+    batch_size: int | str = "auto"  # rows searched side by side
+    window: int | None = None  # rows between two writes; 16 times the batch size
+    shard: Shard = field(default_factory=Shard)
+    ray: RaySettings | None = None
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size)
+        if self.window is not None and self.window < 1:
+            raise OptionError(f"window must be at least 1 row, got {self.window}")
+        if self.ray is not None and isinstance(self.model, LanguageModel):
+            raise OptionError("on Ray every worker loads the model: give its name, not the model")
+        if self.input.resolve() == self.output.resolve():
+            raise OptionError(f"{self.input} cannot be input and output: give another output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a job stands; `share` of its rows are read, None where nobody knows how many."""
+
+    num_read: int  # since this process began
+    num_rows: int  # with results
+    num_bad: int
+    share: float | None
+    is_done: bool
+    output: Path
+    errors: Path  # is there if any row was bad
+
+
+class Engine(Protocol):
+    """What searches windows: this process, or a cluster."""
+
+    def prepare(self, wanted: Wanted, rows: Any, batch_size: int | None) -> int:
+        """Refuse settings that the model cannot take; say how many rows run side by side."""
+        ...
+
+    def run(
+        self,
+        source: Source,
+        start: Place,
+        stop: int | None,
+        *,
+        wanted: Wanted,
+        batch_size: int,
+        window: int,
+        with_columns: bool,
+    ) -> Iterator[tuple[Found, Place]]:
+        """Search all rows from one place to another; yield windows in their order."""
+        ...
+
+
+def run_batch(
+    model: LanguageModel | ModelName | str,
+    input: str | Path,
+    output: str | Path,
+    config: SearchConfig | None = None,
+    *,
+    raw: bool = False,
+    system: str | None = None,
+    num_texts: int | None = None,
+    select: str = SELECTIONS[0],
+    diversity: float = DIVERSITY,
+    rerank: str | None = None,
+    full: bool = False,
+    tree: bool = False,
+    batch_size: int | str = "auto",
+    window: int | None = None,
+    shard: str | None = None,
+    ray: RaySettings | None = None,
+    **options: Any,
+) -> Progress:
+    """Search every row of a JSONL or Parquet file and write another; returns where it stands then.
+
+    `options` are the fields of `SearchConfig`. Called again after it was broken off, it goes on;
+    once it is done, it does nothing. Of Parquet and JSON lines, gzipped or not, any goes with any.
+    """
+    wanted = Wanted(
+        config=SearchConfig.of(options, config),
+        raw=raw,
+        system=system,
+        num_texts=num_texts,
+        select=select,
+        diversity=diversity,
+        rerank=rerank,
+        full=full,
+        tree=tree,
+    )
+    job = Job(
+        model=ModelName(model) if isinstance(model, str) else model,
+        input=Path(input),
+        output=Path(output),
+        wanted=wanted,
+        batch_size=batch_size,
+        window=window,
+        shard=Shard() if shard is None else Shard.of(shard),
+        ray=ray,
+    )
+    *_, last = follow_batch(job)
+    return last
+
+
+def follow_batch(job: Job) -> Iterator[Progress]:
+    """Run what is left of a job; yields after every window, first for what was done before.
+
+    Everything yielded is on disk: leaving off at any moment, or a kill, loses the window at hand.
+    """
+    source = open_source(job.input)
+    format_of(job.output)
+    engine: Engine = _Here(job.model) if job.ray is None else OnRay(job.ray, job.model)
+    store = JobStore(job.output)
+    try:
+        batch_size, window = _sizes(job, source, engine, store)
+        start, stop = _span(source, job.shard, window)
+        store.begin(_facts(job, source, batch_size, window), start)
+        report = _Reporter(store, source, start, stop)
+        yield report()
+        if store.state.stage == "done":
+            return
+        if store.state.stage == "searching":
+            windows = engine.run(
+                source,
+                store.state.place,
+                stop,
+                wanted=job.wanted,
+                batch_size=batch_size,
+                window=window,
+                with_columns=not copies_columns(job.output, source),
+            )
+            for found, end in windows:
+                store.commit(found, end)
+                yield report()
+        store.finish(assembler(job.output, source))
+        yield report()
+    finally:
+        store.close()
+
+
+class _Here:
+    """Searches in this process."""
+
+    def __init__(self, model: LanguageModel | ModelName) -> None:
+        self._model = model
+
+    @property
+    def lm(self) -> LanguageModel:
+        if isinstance(self._model, ModelName):
+            self._model = self._model.load()
+        return self._model
+
+    def prepare(self, wanted: Wanted, rows: Any, batch_size: int | None) -> int:
+        return prepare(self.lm, wanted, rows, batch_size)
+
+    def run(
+        self,
+        source: Source,
+        start: Place,
+        stop: int | None,
+        *,
+        wanted: Wanted,
+        batch_size: int,
+        window: int,
+        with_columns: bool,
+    ) -> Iterator[tuple[Found, Place]]:
+        search = Searcher(self.lm, wanted, batch_size, with_columns=with_columns)
+        for read in source.windows(start, stop, window):
+            yield search(read.rows), read.end
+
+
+class _Reporter:
+    """Says where a job stands."""
+
+    def __init__(self, store: JobStore, source: Source, start: Place, stop: int | None) -> None:
+        self.store, self.source = store, source
+        self.start, self.stop = start, stop
+        self.begun_at = store.state.line
+
+    def __call__(self) -> Progress:
+        state = self.store.state
+        return Progress(
+            num_read=state.line - self.begun_at,
+            num_rows=state.num_rows,
+            num_bad=state.num_bad,
+            share=1.0 if state.stage != "searching" else self._share(),
+            is_done=state.stage == "done",
+            output=self.store.output,
+            errors=self.store.errors_output,
+        )
+
+    def _share(self) -> float | None:
+        state = self.store.state
+        if self.stop is not None:
+            return (state.line - self.start.line) / max(self.stop - self.start.line, 1)
+        return self.source.share_of(state.place)
+
+
+def _sizes(job: Job, source: Source, engine: Engine, store: JobStore) -> tuple[int, int]:
+    """Choose how many rows run side by side, and together; a job that was begun keeps both."""
+    known = store.settings() or {}
+    batch_size = check_batch_size(job.batch_size) or known.get("batch_size")
+    if not known:
+        first = next(source.windows(Place(), None, 8 * 64), None)
+        batch_size = engine.prepare(job.wanted, first.rows if first else (), batch_size)
+    assert batch_size is not None
+    return batch_size, job.window or known.get("window") or _ROUNDS * batch_size
+
+
+def _span(source: Source, shard: Shard, window: int) -> tuple[Place, int | None]:
+    """Say where a shard begins, and after which row it ends; the whole file needs no counting."""
+    if shard.count == 1:
+        return Place(), None
+    first, last = shard.lines(source.count(), window)
+    return source.place_of(first), last
+
+
+def _facts(job: Job, source: Source, batch_size: int, window: int) -> dict[str, Any]:
+    """List everything that the output depends on."""
+    model = job.model
+    options = model.options if isinstance(model, ModelName) else {}
+    facts = {
+        "bestk": __version__,
+        "model": model.name,
+        "load": {name: str(value) for name, value in options.items()},
+        "input": source.digest(),
+        "output": format_of(job.output),
+        "shard": str(job.shard),
+        "window": window,
+        "batch_size": batch_size,
+    }
+    told: dict[str, Any] = json.loads(json.dumps(facts | facts_of(job.wanted)))
+    return told

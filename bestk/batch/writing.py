@@ -1,0 +1,187 @@
+"""The output of a finished job in its final format, made from the lines of its results.
+
+JSON lines are the results as they are, and move into their place; gzip and Parquet are written from
+them as a stream. Columns that a Parquet input passes on to a Parquet output keep their types: they
+are copied from the input. Knows formats, no models.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bestk.batch.reading import Parquet, Source, format_of, parquet_library
+from bestk.batch.rows import CONSUMED
+
+_ROWS = 1024  # in a row group of the output, where no input says it
+
+
+def assembler(output: Path, source: Source) -> Callable[[Path, Path], None] | None:
+    """Return what writes the output from the results; None where these are the output."""
+    kind = format_of(output)
+    if kind == "jsonl":
+        return None
+    if kind == "gzip":
+        return _compress
+    if isinstance(source, Parquet):
+        return lambda results, target: _parquet(results, target, _joined(results, source))
+    return lambda results, target: _parquet(results, target, _tables(results))
+
+
+def copies_columns(output: Path, source: Source) -> bool:
+    """Say whether the columns to pass through come from the input when the output is written."""
+    return format_of(output) == "parquet" and isinstance(source, Parquet)
+
+
+def _compress(results: Path, target: Path) -> None:
+    # Neither time nor name: the same results are the same bytes.
+    with (
+        results.open("rb") as plain,
+        target.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed,
+    ):
+        shutil.copyfileobj(plain, packed, 1 << 20)
+
+
+def _parquet(results: Path, target: Path, tables: Iterable[Any]) -> None:
+    arrow = parquet_library()
+    with target.open("wb") as file:
+        writer = None
+        for table in tables:
+            if writer is None:
+                writer = arrow.ParquetWriter(file, table.schema)
+            if table.num_rows:
+                writer.write_table(table)
+        if writer is not None:
+            writer.close()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _tables(results: Path) -> Iterator[Any]:
+    """Yield tables of the results; what their columns hold is found out in a first reading."""
+    import pyarrow as pa
+
+    known: dict[str, Any] = {"line": pa.int64()}
+    own = _own_types()
+    for rows in _batches(results):
+        for name in dict.fromkeys(name for row in rows for name in row):
+            values = [row.get(name) for row in rows]
+            found = own[name] if name in own else _type_of(values)
+            known[name] = _wider(known.get(name, found), found)
+    schema = pa.schema(
+        [(name, pa.string() if pa.types.is_null(t) else t) for name, t in known.items()]
+    )
+    yield schema.empty_table()
+    for rows in _batches(results):
+        yield _table(rows, schema)
+
+
+def _joined(results: Path, source: Parquet) -> Iterator[Any]:
+    """Yield the results with the columns that the input passes on, batch by batch of the input."""
+    import pyarrow as pa
+
+    names = source.metadata.schema.to_arrow_schema().names
+    kept = [name for name in names if name not in CONSUMED]
+    kept.sort(key=lambda name: name != "id")  # `id` first, the others as they were
+    own = _own_types()
+    found = list(itertools.islice(_lines(results), 1))
+    present = pa.schema([(name, own[name]) for name in (found[0] if found else own)])
+    passed = source.metadata.schema.to_arrow_schema()
+    schema = pa.schema(
+        [present.field("line"), *(passed.field(name) for name in kept)]
+        + [field for field in present if field.name != "line"]
+    )
+    yield schema.empty_table()
+    rows = _lines(results)
+    waiting = next(rows, None)
+    start = 0 if waiting is None else waiting["line"] - 1
+    for first, batch in source.batches(start, kept):
+        if waiting is None:
+            return
+        here = []
+        while waiting is not None and waiting["line"] <= first + batch.num_rows:
+            here.append(waiting)
+            waiting = next(rows, None)
+        table = _table(here, present)
+        places = pa.array([row["line"] - 1 - first for row in here], pa.int64())
+        for name, column in zip(kept, batch.select(kept).columns, strict=True):
+            table = table.append_column(passed.field(name), column.take(places))
+        yield table.select(schema.names).cast(schema)
+
+
+def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
+    import pyarrow as pa
+
+    columns = [
+        pa.array([_fitting(row.get(field.name), field.type) for row in rows], field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _fitting(value: Any, kind: Any) -> Any:
+    """Write as JSON what stands in a column of text and is none."""
+    import pyarrow as pa
+
+    if value is None or isinstance(value, str) or not pa.types.is_string(kind):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _own_types() -> dict[str, Any]:
+    import pyarrow as pa
+
+    real, whole = pa.float64(), pa.int64()
+    parts = ("completed", "frontier", "pruned", "truncated")
+    return {
+        "line": whole,
+        "texts": pa.list_(pa.string()),
+        "scores": pa.list_(real),
+        "rerank_scores": pa.list_(real),
+        "mass": pa.struct([(part, real) for part in parts]),
+        "cost": pa.struct([("expanded", whole), ("model_calls", whole)]),
+        "stop_reason": pa.string(),
+        "notice": pa.string(),
+        "signature": pa.string(),
+        "result": pa.string(),  # as JSON
+    }
+
+
+def _type_of(values: list[Any]) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.array(values).type
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.string()  # of several kinds: written as JSON
+
+
+def _wider(one: Any, other: Any) -> Any:
+    import pyarrow as pa
+
+    if one.equals(other):
+        return one
+    try:
+        schemas = [pa.schema([("x", one)]), pa.schema([("x", other)])]
+        return pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.string()
+
+
+def _batches(results: Path) -> Iterator[list[dict[str, Any]]]:
+    rows = _lines(results)
+    while batch := list(itertools.islice(rows, _ROWS)):
+        yield batch
+
+
+def _lines(results: Path) -> Iterator[dict[str, Any]]:
+    with results.open("rb") as file:
+        for text in file:
+            yield json.loads(text)

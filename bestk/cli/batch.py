@@ -1,0 +1,126 @@
+"""`bestk batch`: search every row of a file into another file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bestk.cli.options import (
+    Device,
+    Diversity,
+    Dtype,
+    EngineOptions,
+    Model,
+    Rerank,
+    Select,
+    SrcLang,
+    TgtLang,
+    engine_options,
+    search_options,
+)
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS, SearchConfig
+
+_RAY = "Ray"
+
+
+@search_options
+def batch(
+    input: Annotated[Path, typer.Argument(help="Rows: .jsonl, .jsonl.gz or .parquet.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Results, in any of the same formats.")
+    ],
+    config: SearchConfig,
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = DTYPES[0],
+    device: Device = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
+    engine_option: EngineOptions = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue prompts as they are, without chat formatting.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System text of a chat model.")] = None,
+    num_texts: Annotated[
+        int | None,
+        typer.Option("--num-texts", "-n", min=1, help="Texts to choose for each row; all of them."),
+    ] = None,
+    select: Select = SELECTIONS[0],
+    diversity: Diversity = DIVERSITY,
+    rerank: Rerank = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Write all that is known of each text: a whole result.")
+    ] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="With --full, search trees too.")] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows searched side by side; what memory allows.")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows between two writes to disk; 16 × the batch size."),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Do only part I of N; parts concatenate.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Run on a Ray cluster: local unless an address is given, or auto.",
+            rich_help_panel=_RAY,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Copies of the model; one per GPU, or else CPU.", rich_help_panel=_RAY
+        ),
+    ] = None,
+    gpus_per_worker: Annotated[
+        float | None,
+        typer.Option(min=0, help="GPUs that each takes; 1 if there are any.", rich_help_panel=_RAY),
+    ] = None,
+    cpus_per_worker: Annotated[
+        float, typer.Option(min=0, help="CPUs that each takes.", rich_help_panel=_RAY)
+    ] = 1,
+) -> int:
+    """[bold]bestk batch prompts.jsonl -o texts.jsonl -n 5 --stop .[/bold]
+
+    Search every row of a file; stopped, the same command goes on where it was.
+    """
+    from bestk.batch import Job, ModelName, RaySettings, Shard, Wanted, follow_batch
+    from bestk.batch.terminal import follow
+    from bestk.cli import terminal
+
+    options = {"dtype": dtype, "device": device, "src_lang": src_lang, "tgt_lang": tgt_lang}
+    given = {name: value for name, value in options.items() if value not in (None, DTYPES[0])}
+    on_ray = None
+    if ray is not None:
+        on_ray = RaySettings(
+            address=ray,
+            workers=workers,
+            gpus_per_worker=gpus_per_worker,
+            cpus_per_worker=cpus_per_worker,
+        )
+    job = Job(
+        model=ModelName(model, given | engine_options(engine_option or ())),
+        input=input,
+        output=output,
+        wanted=Wanted(
+            config=config,
+            raw=raw,
+            system=system,
+            num_texts=num_texts,
+            select=select,
+            diversity=diversity,
+            rerank=rerank,
+            full=full,
+            tree=tree,
+        ),
+        batch_size=batch_size or "auto",
+        window=window,
+        shard=Shard.of(shard) if shard else Shard(),
+        ray=on_ray,
+    )
+    return terminal.print_batch(follow(follow_batch(job), terminal.stderr()))

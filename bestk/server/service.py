@@ -1,0 +1,63 @@
+"""What the routes share: the models by name, the engine, the limits, the rerankers on offer.
+
+Turns the parts of a request that are the same everywhere (model, choice of texts, settings) into
+what the library takes. Knows bodies, no routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bestk.config import SearchConfig
+from bestk.errors import OptionError, unknown
+from bestk.finish import Finish
+from bestk.language_model import LanguageModel
+from bestk.rerank import reranker_of
+from bestk.server.engine import Engine
+from bestk.server.errors import ApiError
+from bestk.server.limits import Limits
+from bestk.server.schemas import Settings
+
+# Rerankers that need no model of their own: on offer everywhere.
+FREE_RERANKERS = ("mbr-chrf", "mbr-bleu", "mbr-chrf:prob", "mbr-bleu:prob")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One server's models and rules."""
+
+    models: Mapping[str, LanguageModel]
+    engine: Engine
+    rerankers: Mapping[str, Any] = field(default_factory=dict)  # by name, loaded already
+
+    @property
+    def limits(self) -> Limits:
+        """What a request may ask for."""
+        return self.engine.limits
+
+    def model(self, name: str | None) -> tuple[str, LanguageModel]:
+        """Find a model; the first one where none is named."""
+        if name is None:
+            return next(iter(self.models.items()))
+        if name not in self.models:
+            message = unknown("model", name, self.models)
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return name, self.models[name]
+
+    def finish(self, body: Settings, num_texts: int | None) -> Finish:
+        """Make what chooses the texts; a client cannot make the server load models."""
+        name = body.rerank
+        if name is not None and name not in (*FREE_RERANKERS, *self.rerankers):
+            offered = [*FREE_RERANKERS, *self.rerankers]
+            raise OptionError(unknown("reranker", name, offered))
+        reranker = None if name is None else self.rerankers.get(name) or reranker_of(name)
+        return Finish(
+            rerank=reranker, num_texts=num_texts, select=body.select, diversity=body.diversity
+        )
+
+    def check(self, config: SearchConfig) -> SearchConfig:
+        """Return the settings if they are within the limits."""
+        self.limits.check(config)
+        return config

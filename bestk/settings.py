@@ -1,0 +1,143 @@
+"""Every setting of a search as people meet it: its panel, a line of help, its type and its range.
+
+The command line makes options of it, the server a list for its page. Defaults and rules stay in
+`config.py`; knows no front end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bestk.config import DECAYS, LEAST, RANKINGS, REACH, SCORINGS, SearchConfig
+
+# Help by panel, then by field of SearchConfig; every field stands in one of the panels.
+_SEARCH = {
+    "k": "Nodes expanded in one model call.",
+    "beam_size": "Equivalent beam size: the budget is beam size × max new tokens.",
+    "max_new_tokens": "Longest text, in tokens.",
+    "min_new_tokens": "Shortest text, in tokens.",
+    "budget": "Node expansions in total, instead of beam size × max new tokens.",
+    "scoring": f"Score of a node: {', '.join(SCORINGS)}.",
+    "length_alpha": "Score by the sum of log-probabilities over length^alpha, instead.",
+    "decay": f"How waiting lowers a node's priority: {', '.join(DECAYS)}.",
+    "decay_weight": "Weight of the decay: higher prefers newer nodes.",
+    "decay_power": "Power of a node's age in the decay.",
+    "min_prob": "Tokens below this probability are not opened.",
+    "min_children": "Likeliest tokens opened in any case.",
+    "max_children": "Tokens looked at per node; all that can pass min prob unless given.",
+    "max_frontier": "Open nodes kept after each step.",
+    "rank_by": f"Order of the texts: {', '.join(RANKINGS)}.",
+}
+_STOPPING = {
+    "max_completions": "Stop once this many texts are complete.",
+    "timeout": "Stop after this many seconds.",
+    "certify": "Stop once this many texts are proven the likeliest.",
+    "stop_ids": "Token id that completes a text.",
+    "stop": "String that completes a text.",
+}
+_CONSTRAINTS = {
+    "must_include": "Word or phrase that every text holds, forms as 'ran|runs'.",
+    "include_bonus": "Added to the score for each of them that a node's text holds.",
+    "regex": "Regular expression that every text matches from start to end.",
+    "json_schema": "A JSON schema: every text is a document of it.",
+    "grammar": "An EBNF grammar: every text derives from its rule root.",
+}
+_SHAPING = {
+    "temperature": "Divides the logits: above 1 flattens the model's distributions.",
+    "top_k": "Keep this many of the likeliest tokens.",
+    "top_p": "Keep the likeliest tokens that hold this share of the probability.",
+    "min_p": "Keep tokens that have this share of the likeliest one's probability.",
+    "repetition_penalty": "Above 1, tokens of the prompt and the text get less likely.",
+    "no_repeat_ngram_size": "No n-gram of this size comes twice, prompt included.",
+    "encoder_repetition_penalty": "Above 1, tokens of the prompt get likelier.",
+    "encoder_no_repeat_ngram_size": "No n-gram of this size comes from the prompt.",
+    "bad_words": "Word that no text holds.",
+    "bad_words_ids": "Sequence of token ids that no text holds.",
+    "suppress_tokens": "Token id that no text holds.",
+    "begin_suppress_tokens": "Token id that no text begins with.",
+    "forced_bos_token_id": "Token id that every text begins with.",
+    "forced_eos_token_id": "Token id that ends a text of max new tokens.",
+}
+PANELS = {
+    "Search": _SEARCH,
+    "Stopping": _STOPPING,
+    "Constraints": _CONSTRAINTS,
+    "Shaping": _SHAPING,
+}
+
+CHOICES = {"scoring": SCORINGS, "decay": DECAYS, "rank_by": RANKINGS}
+# The ranges of settings that are real numbers; where an end is missing there is none.
+RANGES: dict[str, tuple[float, float | None]] = {
+    **REACH,
+    "min_prob": (0.0, 1.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "timeout": (0.0, None),
+}
+_NAMES = {int: "integer", float: "number", str: "string"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One field of `SearchConfig`, told to people."""
+
+    name: str
+    kind: Any  # the type, without None
+    default: Any
+    is_optional: bool  # may be None, which is the default
+    help: str
+    panel: str
+    choices: tuple[str, ...] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @property
+    def type_name(self) -> str:
+        """Name the type as JSON does; lists as what they hold and `[]`.
+
+        >>> next(s.type_name for s in every_setting() if s.name == "stop_ids")
+        'integer[]'
+        """
+        return _type_name(self.kind)
+
+    @property
+    def is_list(self) -> bool:
+        """Say whether the setting holds any number of values."""
+        return typing.get_origin(self.kind) is tuple
+
+
+def every_setting() -> Iterator[Setting]:
+    """Yield all settings, in the order of the panels."""
+    kinds = typing.get_type_hints(SearchConfig)
+    defaults = {field.name: field.default for field in dataclasses.fields(SearchConfig)}
+    for panel, lines in PANELS.items():
+        for name, text in lines.items():
+            least, most = RANGES.get(name, (LEAST.get(name), None))
+            yield Setting(
+                name=name,
+                kind=_without_none(kinds[name]),
+                default=defaults[name],
+                is_optional=defaults[name] is None,
+                help=text,
+                panel=panel,
+                choices=CHOICES.get(name),
+                minimum=least,
+                maximum=most,
+            )
+
+
+def _without_none(kind: Any) -> Any:
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        (kind,) = (part for part in typing.get_args(kind) if part is not type(None))
+    return kind
+
+
+def _type_name(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        return _type_name(typing.get_args(kind)[0]) + "[]"
+    return _NAMES[kind]

@@ -1,0 +1,106 @@
+"""Task models that come with bestk: where they lie, and how an adapter becomes a model.
+
+A folder of `models/` is a whole checkpoint, or a LoRA adapter (peft) with a `bestk.json` that names
+its base and the token that ends every prompt. Knows files and weights, nothing of search.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bestk.errors import MissingExtraError, ModelError, SchemaError
+
+FORMAT = "bestk.model"
+FORMAT_VERSION = 1
+CARD = "bestk.json"
+
+# In a wheel the models lie inside the package, in a checkout beside it.
+_FOLDERS = (Path(__file__).parent / "models", Path(__file__).parent.parent / "models")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What bestk must know of an adapter besides its weights."""
+
+    base: str  # a name that `bestk.load` takes
+    prompt_end: str  # the special token that the tokenizer puts after every prompt
+    task: str  # the task of `bestk eval` that it was trained for
+
+    def write(self, folder: Path) -> None:
+        """Write the card into an adapter's folder."""
+        told = {"format": FORMAT, "version": FORMAT_VERSION, **vars(self)}
+        (folder / CARD).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Card:
+        """Read the card of an adapter's folder."""
+        try:
+            told = json.loads((folder / CARD).read_text(encoding="utf-8"))
+            made_for = told.pop("format"), told.pop("version")
+            card = cls(**told) if made_for == (FORMAT, FORMAT_VERSION) else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SchemaError(f"{folder / CARD} is no card of an adapter: {error}") from None
+        if card is None:
+            raise SchemaError(f"{folder / CARD} is not version {FORMAT_VERSION} of {FORMAT}")
+        return card
+
+
+def names() -> list[str]:
+    """List the task models that are here."""
+    return sorted({path.name for folder in _FOLDERS for path in _models_in(folder)})
+
+
+def find(name: str) -> Path | None:
+    """Return the folder of a task model, None where there is none of that name."""
+    for folder in _FOLDERS:
+        if any(path.name == name for path in _models_in(folder)):
+            return folder / name
+    return None
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Say whether a folder holds an adapter that needs a base model."""
+    return (Path(folder) / CARD).is_file() and (Path(folder) / "adapter_config.json").is_file()
+
+
+def merged(model: Any, folder: Path) -> Any:
+    """Return the base model with the adapter's weights added to its own."""
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtraError(
+            f"{folder.name} is an adapter and needs peft: pip install 'bestk[adapters]'"
+        ) from None
+    try:
+        return peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"adapter {folder} does not fit its base: {lines[0]}") from error
+
+
+def end_prompts(tokenizer: Any, token: str) -> Any:
+    """Make a tokenizer put a token after every prompt, so that a model knows where its text starts.
+
+    The tokenizer is changed, and has no chat template any more: prompts are plain texts.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    number = tokenizer.convert_tokens_to_ids(token)
+    if token not in tokenizer.all_special_tokens:
+        raise ModelError(f"{token!r} is no special token of the tokenizer: it cannot end prompts")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {token}", special_tokens=[(token, number)]
+    )
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+def _models_in(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [
+        path for path in folder.iterdir() if (path / "config.json").is_file() or is_adapter(path)
+    ]
