@@ -20,6 +20,7 @@ import torch
 import bestk
 from bestk.backends.prompted import Likeliest
 from bestk.errors import MissingExtraError, ModelError, OptionError, PromptError
+from bestk.many import auto_batch_size
 
 pytestmark = tiny_vllm.marks()
 
@@ -186,6 +187,17 @@ def test_a_cache_with_room_for_one_request_serves_it(
         pool.free_blocks(taken)
     assert list(found.tokens) == list(expected.tokens)
     assert list(found.log_probs) == pytest.approx(list(expected.log_probs), abs=1e-4)
+
+
+def test_as_many_searches_side_by_side_as_the_cache_holds(
+    lm: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = bestk.SearchConfig(beam_size=10, max_new_tokens=30, k=10)
+    lanes = []
+    for num_blocks in (10, 1000, 100_000):
+        monkeypatch.setattr(lm.backend, "num_blocks", num_blocks)
+        lanes.append(auto_batch_size(lm, config, PROMPTS))
+    assert lanes == [1, 9, 64]  # of 32 tokens each: 40 + 10 * 29 + 75 * 32 a search, in 80%
 
 
 def test_the_public_way_in_gives_the_same_answers(lm: bestk.LanguageModel) -> None:
