@@ -20,6 +20,7 @@ psutil: Any = pytest.importorskip("psutil", reason="needs psutil, to find Ray's 
 
 # Ray warns of its own coming changes; its pipes to dead workers stay open for a while.
 pytestmark = [
+    pytest.mark.xdist_group("ray"),  # one cluster, not one for every worker
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
