@@ -297,6 +297,18 @@ def test_a_search_can_be_replaced_while_others_go_on(entry: Entry, backend: Back
         assert same(given[row, :number], expected[row, :number], entry.tolerance)
 
 
+def test_searches_go_on_in_a_session_of_another_size(entry: Entry, backend: Backend) -> None:
+    walk, alone = Walk(backend, PROMPTS), Walk(backend, [PROMPTS[2], PROMPTS[0]])
+    for one in (walk, alone):
+        one.expand([(0, 1), (0, 2), None])
+    assert hasattr(walk.session, "moved"), "a server's batches could not grow or shrink"
+    session = walk.session.moved([2, 0], 2, max(map(len, PROMPTS)))
+    group = alone.group(*[[(1, 3), (2, 4), None]] * 2)
+    given = dense(session.expand(group), backend.vocab_size)
+    expected = dense(alone.session.expand(group), backend.vocab_size)
+    assert same(given[:, :2], expected[:, :2], entry.tolerance)
+
+
 def test_can_be_closed_twice_and_opened_again(entry: Entry, backend: Backend) -> None:
     walk = Walk(backend, PROMPTS)
     walk.session.close()

@@ -7,6 +7,7 @@ answers, shapers, limits. An engine is a `PromptedBackend` with its own `ask`. K
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -113,6 +114,13 @@ class PromptedSession:
         for row, prompt in prompts.items():
             self.prompts[row] = list(prompt)
         return self.expand(group)
+
+    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> PromptedSession:
+        """Return a session of another size that goes on with these searches."""
+        other = copy.copy(self)
+        kept = [self.prompts[row] for row in rows]
+        other.prompts = [*kept, *[self.prompts[0]] * (batch - len(rows))]
+        return other
 
     def expand(self, group: Group) -> Children:
         """Ask once for all nodes of the group; empty places cost nothing."""

@@ -1,0 +1,156 @@
+"""The recipes of task models: killed they go on where they were, and what they write loads."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bestk
+
+ROOT = Path(bestk.__file__).parent.parent
+RECIPES = ROOT / "recipes"
+
+pytestmark = pytest.mark.skipif(not RECIPES.is_dir(), reason="recipes come with a checkout alone")
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    yield importlib.import_module("training")
+    for name in ("training", "adapter", "squad_held_out", "question"):
+        sys.modules.pop(name, None)
+
+
+def write(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(RECIPES / script), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_killed_training_goes_on_to_the_same_weights(training: Any, tmp_path: Path) -> None:
+    pairs = [([1.0 + n, -n], 2.0 * n) for n in range(7)]
+    options = argparse.Namespace(micro_batch=2, save_every=2, num_validation=2)
+    schedule = training.Schedule(num_pairs=24, batch_size=4, learning_rate=0.1)
+
+    def trainer(folder: str, dies_after: int | None = None) -> Any:
+        torch.manual_seed(0)
+        model, steps = torch.nn.Linear(2, 1), 0
+
+        def loss(part: Sequence[Any]) -> tuple[torch.Tensor, int]:
+            nonlocal steps
+            steps += model.training
+            if dies_after is not None and steps > dies_after:
+                raise KeyboardInterrupt
+            given = torch.tensor([row for row, _ in part])
+            wanted = torch.tensor([value for _, value in part])
+            return (model(given)[:, 0] - wanted).square().sum(), len(part)
+
+        return training.Trainer(model, loss, schedule, tmp_path / folder)
+
+    whole = trainer("whole")
+    whole.train(pairs, pairs, options)
+    with pytest.raises(KeyboardInterrupt):
+        trainer("killed", dies_after=7).train(pairs, pairs, options)
+    resumed = trainer("killed")
+    resumed.train(pairs, pairs, options)
+    assert resumed.step == whole.step == 6
+    assert len(resumed.losses) == 4, "it began at its last checkpoint"
+    for given, expected in zip(resumed.weights, whole.weights, strict=True):
+        assert torch.equal(given, expected)
+    other = training.Schedule(num_pairs=40, batch_size=4, learning_rate=0.1)
+    resumed.schedule = other
+    resumed._save()
+    with pytest.raises(SystemExit, match="is of 10 steps, these settings make 6"):
+        trainer("killed").train(pairs, pairs, options)
+
+
+def test_no_article_is_both_trained_on_and_held_out(training: Any, tmp_path: Path) -> None:
+    from bestk.evaluation.tasks import task_of
+    from bestk.evaluation.tasks.reading import read_examples
+
+    titles = [f"Article {n}" for n in range(20)]
+    records = [
+        {"id": t, "title": t, "context": f"About {t}.", "question": f"{t}?", "answers": ["It"]}
+        for t in titles
+    ]
+    write(tmp_path / "squad" / "dev.jsonl", records)
+    question: Any = importlib.import_module("question")
+    trained = {pair.target[:-1] for pair in question.all_pairs(tmp_path)}
+    held_out = read_examples(task_of(str(RECIPES / "squad_held_out.py")), tmp_path)
+    tested = {example.fields["title"] for example in held_out}
+    assert trained | tested == set(titles)
+    assert not trained & tested
+    assert len(trained) > 3
+    assert len(tested) > 3
+
+
+def test_a_translation_model_from_scratch(tmp_path: Path) -> None:
+    pairs = [{"en": f"a dog {n}", "de": f"ein Hund {n}", "fr": f"un chien {n}"} for n in range(16)]
+    for split in ("train", "val"):
+        write(tmp_path / "multi30k" / f"{split}.jsonl", pairs)
+    out = tmp_path / "model"
+    told = run(
+        "translation.py", "--data-dir", str(tmp_path), "--target", "fr", "-o", str(out),
+        "--num-pairs", "256", "--micro-batch", "128", "--num-validation", "4",
+    )  # fmt: skip
+    assert "step 2/2" in told
+    lm = bestk.load(out)
+    assert isinstance(lm, bestk.EncoderDecoderModel)
+    assert lm.encode("a dog 3")[-1] == lm.backend.eos_ids[0]
+    assert lm.decode([lm.spell("un chien 3")]) == ["un chien 3"]
+    assert bestk.search(lm, "a dog 3", beam_size=2, max_new_tokens=4).cost.expanded > 1
+
+
+@pytest.mark.model
+def test_an_adapter_for_smollm2(smollm2: bestk.LanguageModel, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="adapters need peft: pip install 'bestk[adapters]'")
+    records = [{"concepts": ["dog", "park"], "references": ["a dog plays in the park ."]}] * 2
+    for split in ("train", "dev"):
+        write(tmp_path / "commongen" / f"{split}.jsonl", records)
+    out = tmp_path / "adapter"
+    run(
+        "commongen.py", "--data-dir", str(tmp_path), "-o", str(out),
+        "--num-pairs", "192", "--micro-batch", "64", "--num-validation", "2",
+    )  # fmt: skip
+    assert (out / "adapter_model.safetensors").stat().st_size < 12_000_000
+    assert str(Path.home()) not in (out / "adapter_config.json").read_text()
+    lm = bestk.load(out)
+    assert lm.tokenizer.decode(lm.encode("dog park")) == "dog park<|im_start|>"
+    wanted = [*lm.spell("A dog plays in the park."), lm.tokenizer.eos_token_id]
+    assert _log_prob(lm, wanted) > _log_prob(smollm2, wanted) + 1, "nothing was learnt"
+
+
+def _log_prob(lm: Any, target: list[int]) -> float:
+    prompt = lm.encode("dog park")
+    with torch.no_grad():
+        logits = lm.backend.checkpoint.model(torch.tensor([prompt + target])).logits[0]
+    log_probs = logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]
+    return float(log_probs.gather(1, torch.tensor(target)[:, None]).sum())
+
+
+def test_the_commands_of_the_results_page_are_real() -> None:
+    from bestk.evaluation.methods import parse_all, split
+    from bestk.evaluation.tasks import task_of
+
+    lines = run("results.py", "--list").splitlines()
+    assert len(lines) >= 8
+    for line in lines:
+        words = line.split()
+        assert words[:2] == ["bestk", "eval"]
+        task_of(str(ROOT / words[2]) if words[2].endswith(".py") else words[2])
+        assert parse_all(split(words[words.index("--methods") + 1]))
