@@ -207,7 +207,9 @@ def auto_batch_size(
         lanes: int = getattr(backend, "num_lanes", unknown)
         return lanes
     each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
-    return most_lanes(free, each, backend.device.type)
+    # An engine's model is elsewhere: the device is that of the search's own tensors.
+    is_engine = hasattr(backend, "num_lanes")
+    return most_lanes(free, each, "engine" if is_engine else backend.device.type)
 
 
 def most_lanes(free_bytes: int, lane_bytes: int, device: str = "cuda") -> int:

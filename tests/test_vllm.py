@@ -197,7 +197,7 @@ def test_as_many_searches_side_by_side_as_the_cache_holds(
     for num_blocks in (10, 1000, 100_000):
         monkeypatch.setattr(lm.backend, "num_blocks", num_blocks)
         lanes.append(auto_batch_size(lm, config, PROMPTS))
-    assert lanes == [1, 9, 64]  # of 32 tokens each: 40 + 10 * 29 + 75 * 32 a search, in 80%
+    assert lanes == [1, 9, 64]  # 32 tokens a block, 40 + 10 * 30 + 75 * 32 a search, in 80%
 
 
 def test_the_public_way_in_gives_the_same_answers(lm: bestk.LanguageModel) -> None:
