@@ -208,13 +208,12 @@ def auto_batch_size(
         return lanes
     each = backend.lane_bytes(max(map(len, ids)), room(config, backend.vocab_size))
     # An engine's model is elsewhere: the device is that of the search's own tensors.
-    is_engine = hasattr(backend, "num_lanes")
-    return most_lanes(free, each, "engine" if is_engine else backend.device.type)
+    on_cpu = backend.device.type == "cpu" and not hasattr(backend, "num_lanes")
+    return most_lanes(free, each, _LANES_ON_CPU if on_cpu else _MOST_LANES)
 
 
-def most_lanes(free_bytes: int, lane_bytes: int, device: str = "cuda") -> int:
+def most_lanes(free_bytes: int, lane_bytes: int, most: int = _MOST_LANES) -> int:
     """Say how many searches to run side by side in so much memory; one is always tried."""
-    most = _LANES_ON_CPU if device == "cpu" else _MOST_LANES
     return int(max(1, min(free_bytes * _USABLE // lane_bytes, most)))
 
 
