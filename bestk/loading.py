@@ -104,8 +104,8 @@ def from_transformers(
     """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
 
     Without a tokenizer prompts are token ids. Searches put the model into evaluation mode (no
-    dropout). `compile=True` runs a decoder-only model's steps on a GPU through `torch.compile`:
-    faster, after a wait of up to a minute for each new shape.
+    dropout). `compile=True` runs a decoder-only model's steps on a GPU through `torch.compile`,
+    after a wait of up to a minute for each new shape; it wins nothing over fused kernels.
 
     `src_lang` and `tgt_lang` are the languages of a translation model's sources and texts.
     `decoder_prompt` are the token ids that an encoder-decoder's texts start with, in place of those
