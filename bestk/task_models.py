@@ -1,4 +1,4 @@
-"""Task models that come with bestk: where they lie, and how an adapter becomes a model.
+"""Task models, as the recipes train them: where they lie, and how an adapter becomes a model.
 
 A folder of `models/` is a whole checkpoint, or a LoRA adapter (peft) with a `bestk.json` that names
 its base and the token that ends every prompt. Knows files and weights, nothing of search.

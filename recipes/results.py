@@ -1,4 +1,4 @@
-"""Every evaluation behind docs/results.md, one after the other. Killed, it goes on where it was.
+"""Every evaluation of the task models, one after the other. Killed, it goes on where it was.
 
     python recipes/results.py --data-dir data                 # all of them, into results/
     python recipes/results.py --data-dir data commongen drop  # some
