@@ -62,7 +62,7 @@ RUNS: dict[str, Run] = {
 
 def main() -> None:
     """Run what the command line names."""
-    parser = argparse.ArgumentParser(description="Run the evaluations behind docs/results.md.")
+    parser = argparse.ArgumentParser(description="Run the evaluations of the task models.")
     parser.add_argument("runs", nargs="*", metavar="RUN", help=", ".join(RUNS))
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("-o", "--output", type=Path, default=Path("results"))

@@ -39,7 +39,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Short name, folder, hub name or a server's address.",
+        help="Short name, folder, hub name, vllm:NAME or a server's address.",
         rich_help_panel="Model",
     ),
 ]

@@ -17,7 +17,7 @@ def serve(
         typer.Option(
             "--model",
             "-m",
-            help="Short name, folder, hub name or a server's address; may be repeated.",
+            help="Short name, folder, hub name, vllm:NAME or a server's address; may be repeated.",
             rich_help_panel="Model",
         ),
     ] = [DEFAULT_MODEL],  # noqa: B006

@@ -46,9 +46,10 @@ def constraints_of(
     seeker = None
     if spec := next((name for name in config.constraints if name != "must_include"), None):
         if not can_shape:
+            way_out = getattr(getattr(lm.backend, "facts", None), "way_out", None)
             raise OptionError(
                 f"{lm.backend.name} lists only its likeliest tokens, so {spec} cannot be used "
-                "with it: use a transformers model"
+                f"with it: use a transformers model{f', or {way_out}' if way_out else ''}"
             )
         from bestk.constraints.grammar import GrammarShaper
 
