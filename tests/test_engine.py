@@ -62,6 +62,7 @@ def test_results_are_those_of_a_direct_search() -> None:
         {},
         {"scoring": "sum"},
         {"stop": ".", "max_new_tokens": 8},
+        {"stop": list("abcdefghijklm"), "min_new_tokens": 4, "max_new_tokens": 8},
         {"temperature": 1.5},
         {"must_include": "a", "max_new_tokens": 8},
     ]
@@ -214,6 +215,18 @@ class TestNews:
         assert told == expected[: len(told)]
         assert len(told) > 3
         assert steps == sorted(set(steps))
+
+    def test_none_are_put_down_while_the_reader_takes(self) -> None:
+        """Else one who finds nothing and clears the place would clear away what just came."""
+        with engine() as running:
+            one = job(letters_lm(), is_followed=True)
+            with one._lock:  # as `take` holds it
+                running.submit(one)
+                until(lambda: one.expanded > 0)
+                time.sleep(0.05)
+                assert one._progress is None
+            done(one)
+            assert one.take() is not None
 
     def test_a_slow_reader_gets_what_it_missed_in_one(self) -> None:
         lm = letters_lm()
