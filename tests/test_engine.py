@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import facts, letters_lm, until
+from serving import Slow, facts, letters_lm, until
 
 import bestk
 from bestk.errors import ModelError, OptionError, OutOfMemoryError, PromptError
@@ -159,11 +159,24 @@ def test_the_queue_is_bounded() -> None:
         jobs = [job(lm), job(lm)]
         for one in jobs:
             running.submit(one)
-        with pytest.raises(BusyError, match="2 searches are waiting, the queue takes 2") as caught:
+        with pytest.raises(BusyError, match="1 searches run and 2 wait") as caught:
             running.submit(job(lm))
         assert 1 <= caught.value.retry_after <= 60
         gate.open()
         done(running_one, *jobs)
+
+
+def test_without_a_queue_searches_still_run() -> None:
+    lm = letters_lm()
+    gate = Gate(lm)
+    with engine(searches=2, queue=0) as running:
+        jobs = [job(lm), job(lm)]
+        for one in jobs:
+            running.submit(one)
+        with pytest.raises(BusyError, match="of 2 that may run and 0 that may wait"):
+            running.submit(job(lm))
+        gate.open()
+        done(*jobs)
 
 
 @pytest.mark.parametrize(
@@ -318,6 +331,57 @@ class TestFailure:
             running.submit(one)
             with pytest.raises(OutOfMemoryError, match="lower k"):
                 done(one)
+
+    def test_a_model_that_cannot_say_its_room_fails_the_search_not_the_engine(self) -> None:
+        lm = letters_lm()
+
+        def free_bytes() -> int:
+            raise RuntimeError("on purpose")
+
+        lm.backend.free_bytes = free_bytes  # type: ignore[attr-defined]
+        with engine() as running:
+            one = job(lm)
+            running.submit(one)
+            with pytest.raises(RuntimeError, match="on purpose"):
+                done(one)
+            del lm.backend.free_bytes  # type: ignore[attr-defined]
+            running.submit(two := job(lm))
+            done(two)
+
+    def test_a_session_that_fails_at_its_end_does_not_end_the_engine(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lm = letters_lm()
+
+        def close(session: Any) -> None:
+            raise OSError("on purpose")
+
+        monkeypatch.setattr(Slow, "close", close)
+        with engine() as running:
+            for prompt in "ab":
+                running.submit(one := job(lm, prompt))
+                done(one)
+
+    def test_those_who_ran_out_of_memory_together_may_all_leave(self) -> None:
+        lm = letters_lm()
+        with engine() as running:
+            jobs = [job(lm, prompt) for prompt in "ab"]
+
+            def step() -> None:
+                if running.num_running > 1:
+                    for one in jobs:
+                        running.cancel(one)
+                    raise RuntimeError("out of memory")
+                time.sleep(0.01)
+
+            lm.backend.before_step = step
+            for one in jobs:
+                running.submit(one)
+            until(lambda: all(one.is_cancelled for one in jobs))
+            until(lambda: running.num_waiting == 0)
+            lm.backend.before_step = lambda: None
+            running.submit(last := job(lm))
+            done(last)
 
     def test_a_bug_in_the_model_fails_the_search_not_the_engine(self) -> None:
         lm = letters_lm()

@@ -95,7 +95,8 @@ class LaneTurn(Turn):
 
     def step(self) -> None:
         lanes = self.open
-        assert lanes is not None
+        if lanes is None:  # all for whom this was made have left
+            return
         if self._gone or self._come:
             fresh = self._come
             lanes.change(self._gone, fresh)
@@ -125,7 +126,8 @@ class LaneTurn(Turn):
         self._gone, self._come = set(), {}
 
     def _is_watched(self, job: Job) -> bool:
-        return job.order.is_followed or job.order.seconds is not None
+        """Say whether every step counts; the server's own limit of time is not that fine."""
+        return job.order.is_followed or job.order.config.timeout is not None
 
     def _end(self, job: Job, row: int) -> None:
         assert self.open is not None
