@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from serving import Served, facts, letters_lm, plain, served, until
 
 import bestk
 from bestk.server.app import Access
+from bestk.server.events import Stream
 from bestk.server.limits import Limits
 from bestk.settings import every_setting
 from bestk.viz.graph import difference, to_graph
@@ -247,6 +249,26 @@ class TestGoingAway:
                 with pytest.raises(httpx.ReadTimeout):
                     httpx.post(url, json=asked, timeout=0.2)
                 until(lambda: running.engine.num_waiting == 0)
+
+
+def test_a_stream_that_nobody_began_to_read_ends_its_search() -> None:
+    """A client may leave between the acceptance of its search and the first event."""
+    ended = []
+
+    async def never_asked() -> AsyncIterator[str]:
+        raise AssertionError("the client has gone")
+        yield ""
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0)
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+    answer = Stream(never_asked(), lambda: ended.append(True))
+    asyncio.run(answer(scope, gone, send))
+    assert ended
 
 
 class TestLimits:

@@ -83,7 +83,7 @@ def router(service: Service, *, needs_token: bool = False) -> APIRouter:
         following = Following(service.engine, [asked.order])
         await following.accepted(request)
         if body.stream:
-            return events.stream(asked.events(following))
+            return events.Stream(asked.events(following), following.cancel)
         (result,) = await following.results(request)
         return JSONResponse(await in_thread(lambda: asked.answer(following.jobs[0].id, result)))
 
