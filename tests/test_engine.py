@@ -136,6 +136,33 @@ def test_a_dropped_search_leaves_its_lane_to_the_next() -> None:
         until(lambda: running.num_running == 0)
 
 
+@pytest.mark.parametrize("method", ["BS", "Ncls0.8"])
+def test_another_method_ends_when_its_client_leaves(method: str) -> None:
+    lm = letters_lm()
+    lm.backend.before_step = lambda: time.sleep(0.01)
+    with engine(searches=1) as running:
+        endless = job(lm, method=method, max_new_tokens=300, min_new_tokens=299)
+        running.submit(endless)
+        until(lambda: lm.backend.num_steps > 2)
+        running.cancel(endless)
+        running.submit(waiting := job(lm, budget=2))
+        done(waiting)
+        assert endless.result is None
+        assert lm.backend.num_steps < 100
+
+
+def test_another_method_ends_when_the_engine_must() -> None:
+    lm = letters_lm()
+    lm.backend.before_step = lambda: time.sleep(0.01)
+    with engine() as running:
+        running.submit(one := job(lm, method="BS", max_new_tokens=300, min_new_tokens=299))
+        until(lambda: lm.backend.num_steps > 2)
+        running.drain(0)
+        with pytest.raises(StoppingError):
+            done(one)
+        assert lm.backend.num_steps < 100
+
+
 def test_one_who_waits_can_leave() -> None:
     lm = letters_lm()
     gate = Gate(lm)

@@ -156,10 +156,14 @@ class Engine:
                 if self._stop_at is not None:
                     return False
                 self._wake.wait()
-        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+        if self._must_end():
             self._break_off(None)
             return False
         return True
+
+    def _must_end(self) -> bool:
+        """Say whether what still runs must be broken off."""
+        return self._stop_at is not None and time.monotonic() >= self._stop_at
 
     def _welcome(self) -> None:
         """Look at the jobs that arrived: refuse what is wrong with them before they wait."""
@@ -250,7 +254,7 @@ class Engine:
     def _new_turn(self, job: Job) -> Turn:
         config = best_k_config(job.order)
         if config is None:
-            return MethodTurn()
+            return MethodTurn(self._must_end)
         if needs_own_run(config):
             return RunTurn(self._runs.pop(job.id))
         return LaneTurn(job.order.lm, config, self.limits.searches)
