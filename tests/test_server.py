@@ -104,6 +104,20 @@ class TestSearch:
                 {"prompt": "a", "max_frontier": 10**9},
                 "max_frontier is at most 50000 on this server",
             ),
+            (
+                {
+                    "prompt": "a",
+                    "method": "BS",
+                    "beam_size": 100,
+                    "max_new_tokens": 40,
+                    "budget": 50,
+                },
+                "beams cost at most 3000 expansions on this server",
+            ),
+            (
+                {"prompt": "a", "method": "Ncls0.8", "beam_size": 10**6, "budget": 50},
+                "beam_size is at most 128 on this server, got 1000000",
+            ),
             ({"prompt": "a" * 300}, "the prompt has 305 tokens, at most 200 on this server"),
             ({"prompt": " "}, "the prompt is empty"),
             ({"prompt": "a", "method": "BSS"}, "unknown method 'BSS'"),
