@@ -119,6 +119,7 @@ class JobStore:
         if assemble is not None:
             scratch = self.folder / "output"
             assemble(self.results, scratch)
+            durable.sync(scratch)
             os.replace(scratch, self.output)
         elif self.results.exists():  # else it was moved before a kill
             os.replace(self.results, self.output)

@@ -171,7 +171,7 @@ class RunTurn(Turn):
 
 
 class MethodTurn(Turn):
-    """One run of another method: whole, unless its time is up, its client leaves or all must end."""
+    """One run of another method: whole, unless its time is up, its client leaves or all ends."""
 
     def __init__(self, must_end: Callable[[], bool]) -> None:
         super().__init__()
