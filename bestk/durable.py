@@ -60,6 +60,12 @@ def replace(path: Path, text: str) -> None:
     os.replace(scratch, path)
 
 
+def sync(path: Path) -> None:
+    """See that a file which is written is on disk too, before it takes another's place."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def whole_lines(path: Path) -> list[bytes]:
     """Read the lines of a file; one that was cut off is none."""
     if not path.exists():

@@ -79,6 +79,8 @@ class Trainer:
         self, train: Sequence[Encoded], valid: Sequence[Encoded], options: argparse.Namespace
     ) -> None:
         """Go through the schedule from where it stands, saving every so often."""
+        if not train or not valid:
+            raise SystemExit("there are no pairs to train on, or none to validate: see --data-dir")
         self._resume()
         steps = self.schedule.num_steps
         for step, batch in enumerate(_batches(train, self.schedule.batch_size, steps)):
@@ -155,9 +157,11 @@ class Trainer:
         print(f"going on from step {self.step}", flush=True)
 
 
-def parser(name: str, schedule: Schedule) -> argparse.ArgumentParser:
-    """Make the command line that all recipes have."""
-    made = argparse.ArgumentParser(description=f"Train {name}.")
+def parser(
+    name: str, schedule: Schedule, *others: argparse.ArgumentParser
+) -> argparse.ArgumentParser:
+    """Make the command line that all recipes have, with the options of others."""
+    made = argparse.ArgumentParser(description=f"Train {name}.", parents=others, allow_abbrev=False)
     made.add_argument("--data-dir", type=Path, required=True, help="folder of the datasets")
     made.add_argument("-o", "--output", type=Path, default=Path("models") / name)
     made.add_argument("--num-pairs", type=int, default=schedule.num_pairs, help="seen in training")

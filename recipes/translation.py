@@ -8,8 +8,8 @@ bfloat16, with a vocabulary of its own for both languages.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ LABEL_SMOOTHING = 0.1
 
 def main() -> None:
     """Train a model into one of the two languages."""
-    languages = ("de", "fr")
-    target = sys.argv[sys.argv.index("--target") + 1] if "--target" in sys.argv else "de"
-    made = parser(f"multi30k-en-{target}", SCHEDULE)
-    made.add_argument("--target", choices=languages, default="de")
-    options = made.parse_args()
+    target = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    target.add_argument("--target", choices=("de", "fr"), default="de")
+    # First alone: the default of --output has it in its name.
+    name = f"multi30k-en-{target.parse_known_args()[0].target}"
+    options = parser(name, SCHEDULE, target).parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     train = _pairs(options.data_dir, "train", options.target)

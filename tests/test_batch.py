@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ BAD = {
     '{"prompt": "a"': "not JSON",
     "[1, 2]": "must be a JSON object",
     '{"prompt": NaN}': "NaN is no JSON value",
+    '{"prompt": "a", "tag": 1e999}': "1e999 is past the range of a double",
     '{"prompt": "\\ud800"}': "not JSON",
     '{"prompt": ""}': "the prompt is empty",
     '{"prompt": 3}': "prompt must be text, got 3",
@@ -491,6 +493,35 @@ class TestCommandLine:
         assert describe(now, begun, 6000.0) == ("790 rows, 10 bad, 80%, 0.1 rows/s, 1:06:40 left")
         unknown = Progress(num_read=300, num_rows=790, num_bad=0, share=None, **at)
         assert describe(unknown, begun, 10.0) == "790 rows, 30.0 rows/s"
+
+
+def test_a_source_that_was_read_from_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl.gz"
+    source.write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 5))
+    opened = open_source(source)
+    reading = opened.windows(Place(), None, 2)
+    first = next(reading)
+    copy = pickle.loads(pickle.dumps(opened))
+    assert next(copy.windows(Place(), None, 2)) == first
+
+
+def test_the_last_window_ends_at_its_last_row(tmp_path: Path) -> None:
+    opened = open_source(write_rows(tmp_path / "in.jsonl", rows_of(6)))
+    *_, last = opened.windows(Place(), 5, 2)
+    assert len(last.rows) == 1
+    assert last.end == opened.place_of(5)
+
+
+def test_keys_are_written_to_no_file(
+    lm: bestk.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bestk.batch.job.load", lambda name, **options: lm)
+    model = ModelName("http://localhost:1", {"api_key": "secret", "patience": 5})
+    source = write_rows(tmp_path / "in.jsonl", rows_of(2))
+    run_batch(model, source, tmp_path / "out.jsonl", **SMALL)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"patience" in path.read_bytes() for path in files)
+    assert not any(b"secret" in path.read_bytes() for path in files)
 
 
 def test_windows_are_read_only_when_they_are_searched(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import facts, letters_lm, until
+from serving import Slow, facts, letters_lm, until
 
 import bestk
 from bestk.errors import ModelError, OptionError, OutOfMemoryError, PromptError
@@ -62,6 +62,7 @@ def test_results_are_those_of_a_direct_search() -> None:
         {},
         {"scoring": "sum"},
         {"stop": ".", "max_new_tokens": 8},
+        {"stop": list("abcdefghijklm"), "min_new_tokens": 4, "max_new_tokens": 8},
         {"temperature": 1.5},
         {"must_include": "a", "max_new_tokens": 8},
     ]
@@ -135,6 +136,33 @@ def test_a_dropped_search_leaves_its_lane_to_the_next() -> None:
         until(lambda: running.num_running == 0)
 
 
+@pytest.mark.parametrize("method", ["BS", "Ncls0.8"])
+def test_another_method_ends_when_its_client_leaves(method: str) -> None:
+    lm = letters_lm()
+    lm.backend.before_step = lambda: time.sleep(0.01)
+    with engine(searches=1) as running:
+        endless = job(lm, method=method, max_new_tokens=300, min_new_tokens=299)
+        running.submit(endless)
+        until(lambda: lm.backend.num_steps > 2)
+        running.cancel(endless)
+        running.submit(waiting := job(lm, budget=2))
+        done(waiting)
+        assert endless.result is None
+        assert lm.backend.num_steps < 100
+
+
+def test_another_method_ends_when_the_engine_must() -> None:
+    lm = letters_lm()
+    lm.backend.before_step = lambda: time.sleep(0.01)
+    with engine() as running:
+        running.submit(one := job(lm, method="BS", max_new_tokens=300, min_new_tokens=299))
+        until(lambda: lm.backend.num_steps > 2)
+        running.drain(0)
+        with pytest.raises(StoppingError):
+            done(one)
+        assert lm.backend.num_steps < 100
+
+
 def test_one_who_waits_can_leave() -> None:
     lm = letters_lm()
     gate = Gate(lm)
@@ -158,11 +186,24 @@ def test_the_queue_is_bounded() -> None:
         jobs = [job(lm), job(lm)]
         for one in jobs:
             running.submit(one)
-        with pytest.raises(BusyError, match="2 searches are waiting, the queue takes 2") as caught:
+        with pytest.raises(BusyError, match="1 searches run and 2 wait") as caught:
             running.submit(job(lm))
         assert 1 <= caught.value.retry_after <= 60
         gate.open()
         done(running_one, *jobs)
+
+
+def test_without_a_queue_searches_still_run() -> None:
+    lm = letters_lm()
+    gate = Gate(lm)
+    with engine(searches=2, queue=0) as running:
+        jobs = [job(lm), job(lm)]
+        for one in jobs:
+            running.submit(one)
+        with pytest.raises(BusyError, match="of 2 that may run and 0 that may wait"):
+            running.submit(job(lm))
+        gate.open()
+        done(*jobs)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +255,18 @@ class TestNews:
         assert told == expected[: len(told)]
         assert len(told) > 3
         assert steps == sorted(set(steps))
+
+    def test_none_are_put_down_while_the_reader_takes(self) -> None:
+        """Else one who finds nothing and clears the place would clear away what just came."""
+        with engine() as running:
+            one = job(letters_lm(), is_followed=True)
+            with one._lock:  # as `take` holds it
+                running.submit(one)
+                until(lambda: one.expanded > 0)
+                time.sleep(0.05)
+                assert one._progress is None
+            done(one)
+            assert one.take() is not None
 
     def test_a_slow_reader_gets_what_it_missed_in_one(self) -> None:
         lm = letters_lm()
@@ -305,6 +358,57 @@ class TestFailure:
             running.submit(one)
             with pytest.raises(OutOfMemoryError, match="lower k"):
                 done(one)
+
+    def test_a_model_that_cannot_say_its_room_fails_the_search_not_the_engine(self) -> None:
+        lm = letters_lm()
+
+        def free_bytes() -> int:
+            raise RuntimeError("on purpose")
+
+        lm.backend.free_bytes = free_bytes  # type: ignore[attr-defined]
+        with engine() as running:
+            one = job(lm)
+            running.submit(one)
+            with pytest.raises(RuntimeError, match="on purpose"):
+                done(one)
+            del lm.backend.free_bytes  # type: ignore[attr-defined]
+            running.submit(two := job(lm))
+            done(two)
+
+    def test_a_session_that_fails_at_its_end_does_not_end_the_engine(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lm = letters_lm()
+
+        def close(session: Any) -> None:
+            raise OSError("on purpose")
+
+        monkeypatch.setattr(Slow, "close", close)
+        with engine() as running:
+            for prompt in "ab":
+                running.submit(one := job(lm, prompt))
+                done(one)
+
+    def test_those_who_ran_out_of_memory_together_may_all_leave(self) -> None:
+        lm = letters_lm()
+        with engine() as running:
+            jobs = [job(lm, prompt) for prompt in "ab"]
+
+            def step() -> None:
+                if running.num_running > 1:
+                    for one in jobs:
+                        running.cancel(one)
+                    raise RuntimeError("out of memory")
+                time.sleep(0.01)
+
+            lm.backend.before_step = step
+            for one in jobs:
+                running.submit(one)
+            until(lambda: all(one.is_cancelled for one in jobs))
+            until(lambda: running.num_waiting == 0)
+            lm.backend.before_step = lambda: None
+            running.submit(last := job(lm))
+            done(last)
 
     def test_a_bug_in_the_model_fails_the_search_not_the_engine(self) -> None:
         lm = letters_lm()

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from conftest import random_toy
 from fake_servers import Fake, WordList, serving, vllm
-from fastapi.responses import JSONResponse, Response
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from flaky_proxy import FlakyProxy
 from ports import free_port
 
@@ -356,3 +357,14 @@ def test_a_timeout_is_told_as_one(fake: Fake, url: str) -> None:
     fake.trouble = lambda number: 2.0
     with pytest.raises(ServerError, match=r"did not answer within timeout=0.1 seconds: raise it"):
         lm.backend.ask([[1]], 3)
+
+
+def test_an_address_that_redirects_for_ever_is_one_line() -> None:
+    app = FastAPI()
+
+    @app.get("/{path:path}")
+    def again(path: str) -> RedirectResponse:
+        return RedirectResponse(f"/{path}")
+
+    with serving(app) as address, pytest.raises(ServerError, match="redirects in a circle"):
+        load(address)

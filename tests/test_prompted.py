@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from conftest import random_toy
 from prompted_toy import PromptedToy
 
 import bestk
+from bestk.backends.prompted import Likeliest
 from bestk.backends.toy import ToyBackend
-from bestk.errors import OptionError
+from bestk.backends.vllm.drivers import StepDriver
+from bestk.errors import ModelError, OptionError
 
 PROMPTS = [[1], [2, 3], [1, 1, 1], [4]]
 
@@ -95,3 +100,46 @@ def test_broken_probabilities_are_told() -> None:
     toy = ToyBackend.table({(1, 1): [-1.0, 0.5, 0.5]}, [0.2, 0.4, 0.4])
     with pytest.raises(bestk.BestKError, match="NaN"):
         bestk.search(bestk.LanguageModel(PromptedToy(toy)), [1], max_new_tokens=4)
+
+
+class OneStep(StepDriver):
+    """Answers all that was asked at the first step, some of it with an error."""
+
+    def __init__(self, failing: set[str]) -> None:
+        super().__init__(self)
+        self.failing, self.asked, self.taken_back = failing, list[str](), list[str]()
+
+    def has_unfinished_requests(self) -> bool:
+        return False
+
+    def add(
+        self, ids: list[str], prefixes: Sequence[list[int]], num_tokens: int, lora_request: Any
+    ) -> None:
+        self.asked += ids
+
+    def step(self) -> list[tuple[str, Likeliest | ModelError]]:
+        asked, self.asked = self.asked, []
+        sound = Likeliest([1], [-0.5])
+        return [(name, ModelError("gave up") if name in self.failing else sound) for name in asked]
+
+    def abort(self, ids: list[str]) -> None:
+        self.taken_back += ids
+
+
+def test_an_engines_failure_is_told_to_who_asked_and_to_nobody_else() -> None:
+    driver = OneStep(failing={"bestk-9"})
+    driver.waiting.add("bestk-9")  # of another thread, which has it answered by our step
+    driver.asked.append("bestk-9")
+    assert driver.ask([[1], [2]], 1, None) == [Likeliest([1], [-0.5])] * 2
+    assert isinstance(driver.answers["bestk-9"], ModelError), "it waits for the one who asked"
+    driver.failing.add("bestk-2")
+    with pytest.raises(ModelError, match="gave up"):
+        driver.ask([[3]], 1, None)
+    assert not driver.taken_back, "what was answered is no longer in the engine"
+
+
+def test_an_answer_that_nobody_waits_for_is_not_kept() -> None:
+    driver = OneStep(failing=set())
+    driver.asked.append("bestk-taken-back")
+    driver.ask([[1]], 1, None)
+    assert not driver.answers

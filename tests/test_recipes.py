@@ -116,6 +116,11 @@ def test_a_translation_model_from_scratch(tmp_path: Path) -> None:
     assert bestk.search(lm, "a dog 3", beam_size=2, max_new_tokens=4).cost.expanded > 1
 
 
+def test_a_translation_model_is_put_where_its_language_says() -> None:
+    for target in (["--target=fr"], ["--target", "fr"]):
+        assert "Train multi30k-en-fr." in run("translation.py", *target, "--help")
+
+
 @pytest.mark.model
 def test_an_adapter_for_smollm2(smollm2: bestk.LanguageModel, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="adapters need peft: pip install 'bestk[adapters]'")

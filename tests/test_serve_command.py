@@ -60,7 +60,7 @@ def test_the_defaults_are_safe(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     given: list[ServeOptions] = []
     monkeypatch.setattr("bestk.load", lambda name, **_: letters_lm(name))
     monkeypatch.setattr(main, "serve", lambda models, options: given.append(options))
-    monkeypatch.setenv("BESTK_TOKEN", "from the environment")
+    monkeypatch.setenv("BESTK_TOKEN", "from the environment\n")
     assert cli("serve")[0] == 0
     (options,) = given
     assert options == ServeOptions(limits=Limits(), rerankers=[], cors_origins=[])

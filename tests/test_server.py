@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from serving import Served, facts, letters_lm, plain, served, until
 
 import bestk
 from bestk.server.app import Access
+from bestk.server.events import Stream
 from bestk.server.limits import Limits
 from bestk.settings import every_setting
 from bestk.viz.graph import difference, to_graph
@@ -101,6 +103,20 @@ class TestSearch:
             (
                 {"prompt": "a", "max_frontier": 10**9},
                 "max_frontier is at most 50000 on this server",
+            ),
+            (
+                {
+                    "prompt": "a",
+                    "method": "BS",
+                    "beam_size": 100,
+                    "max_new_tokens": 40,
+                    "budget": 50,
+                },
+                "beams cost at most 3000 expansions on this server",
+            ),
+            (
+                {"prompt": "a", "method": "Ncls0.8", "beam_size": 10**6, "budget": 50},
+                "beam_size is at most 128 on this server, got 1000000",
             ),
             ({"prompt": "a" * 300}, "the prompt has 305 tokens, at most 200 on this server"),
             ({"prompt": " "}, "the prompt is empty"),
@@ -249,6 +265,26 @@ class TestGoingAway:
                 until(lambda: running.engine.num_waiting == 0)
 
 
+def test_a_stream_that_nobody_began_to_read_ends_its_search() -> None:
+    """A client may leave between the acceptance of its search and the first event."""
+    ended = []
+
+    async def never_asked() -> AsyncIterator[str]:
+        raise AssertionError("the client has gone")
+        yield ""
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0)
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
+    answer = Stream(never_asked(), lambda: ended.append(True))
+    asyncio.run(answer(scope, gone, send))
+    assert ended
+
+
 class TestLimits:
     def test_a_full_queue_says_when_to_come_back(self) -> None:
         lm = letters_lm()
@@ -256,9 +292,9 @@ class TestLimits:
         with served(lm, limits=Limits(searches=1, queue=0)) as running:
             url = running.url + "/v1/search"
             asked = {"prompt": "a", "raw": True, "stream": True}
-            # With no place to wait, only an engine with nothing to look at takes a search.
             with httpx.stream("POST", url, json=asked | ENDLESS, timeout=60) as first:
-                assert first.status_code == 429
+                assert first.status_code == 200, "there is no place to wait, but one to run"
+                assert httpx.post(url, json=asked, timeout=60).status_code == 429
         with served(lm, limits=Limits(searches=1, queue=1)) as running:
             url = running.url + "/v1/search"
             with httpx.stream("POST", url, json=asked | ENDLESS, timeout=60):
@@ -266,7 +302,7 @@ class TestLimits:
                 with httpx.stream("POST", url, json=asked | ENDLESS, timeout=60):
                     until(lambda: running.engine.num_waiting == 1)
                     refused = httpx.post(url, json=asked, timeout=60)
-                    assert "1 searches are waiting, the queue takes 1" in message(refused, 429)
+                    assert "1 searches run and 1 wait" in message(refused, 429)
                     assert 1 <= int(refused.headers["retry-after"]) <= 60
                     assert refused.json()["error"]["code"] == "queue_full"
 

@@ -6,10 +6,12 @@ nothing of how any method chooses its tokens.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -73,6 +75,20 @@ class Outcome:
     tree: TreeRecord | None = None
 
 
+# Asked between two steps of a method: whether anyone still wants what it finds.
+_IS_UNWANTED: ContextVar[Callable[[], bool]] = ContextVar("is_unwanted", default=lambda: False)
+
+
+@contextlib.contextmanager
+def broken_off_when(is_unwanted: Callable[[], bool]) -> Iterator[None]:
+    """Let methods that are run in here end, as if out of time, at the step after it is so."""
+    token = _IS_UNWANTED.set(is_unwanted)
+    try:
+        yield
+    finally:
+        _IS_UNWANTED.reset(token)
+
+
 class Job:
     """A batch of prompts, encoded and checked, with the settings that all methods share."""
 
@@ -91,6 +107,7 @@ class Job:
         if config.stop:
             self.rules.append(StopStrings(config.stop, lm.decode, config.min_new_tokens))
         self.started = time.perf_counter()
+        self._is_unwanted = _IS_UNWANTED.get()
 
     @property
     def device(self) -> torch.device:
@@ -99,8 +116,10 @@ class Job:
 
     @property
     def is_out_of_time(self) -> bool:
-        """Say whether the timeout has passed."""
+        """Say whether the timeout has passed, or nobody waits any more."""
         limit = self.config.timeout
+        if self._is_unwanted():
+            return True
         return limit is not None and time.perf_counter() - self.started >= limit
 
     def generators(self) -> list[torch.Generator]:

@@ -30,6 +30,8 @@ from bestk.version import __version__
 # Rows of a window for each lane: enough that lanes seldom run empty, few enough that a kill costs
 # little.
 _ROUNDS = 16
+# Options of a model that no file may hold; what comes out does not depend on them.
+_SECRET = ("api_key", "headers")
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,7 @@ class ModelName:
 
     def load(self) -> LanguageModel:
         """Load it."""
-        try:
-            return load(self.name, **self.options)
-        except TypeError as error:
-            if "unexpected keyword" not in str(error):
-                raise
-            name = str(error).rpartition(" ")[2].strip("'")
-            raise OptionError(f"{self.name} cannot be loaded with {name}: leave it out") from None
+        return load(self.name, **self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +274,7 @@ def _facts(job: Job, source: Source, batch_size: int, window: int) -> dict[str, 
     facts = {
         "bestk": __version__,
         "model": model.name,
-        "load": {name: str(value) for name, value in options.items()},
+        "load": {name: str(value) for name, value in options.items() if name not in _SECRET},
         "input": source.digest(),
         "output": format_of(job.output),
         "shard": str(job.shard),

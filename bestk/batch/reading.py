@@ -106,10 +106,11 @@ class Source(ABC):
         rows: list[RawRow] = []
         end = start
         with contextlib.closing(self.rows(start)) as found:  # type: ignore[type-var]
-            for row, end in found:
+            for row, after in found:
                 if stop is not None and row.line > stop:
                     break
                 rows.append(row)
+                end = after
                 if len(rows) == size:
                     yield Window(tuple(rows), end)
                     rows = []
@@ -177,6 +178,10 @@ class GzipLines(JsonLines):
     """The same, compressed; offsets are those of the text."""
 
     _compressed: IO[bytes] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the open file behind: another process opens its own."""
+        return {name: value for name, value in vars(self).items() if name != "_compressed"}
 
     def share_of(self, place: Place) -> float | None:
         """Say how far the last reader is, which is a little ahead of what it has given."""

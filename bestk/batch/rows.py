@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,7 @@ def columns_of(row: RawRow) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise PromptError(f"the line is not UTF-8: byte {error.start} is {error.reason}") from None
     try:
-        data = json.loads(text, parse_constant=_no_constant)
+        data = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         if b"\\ud" in row.content.lower():  # half of a surrogate pair is no character
             json.dumps(data, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
@@ -141,3 +142,10 @@ def _is_id(item: Any) -> bool:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON value")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):  # it could be read, and not written again
+        raise ValueError(f"{number} is past the range of a double")
+    return value

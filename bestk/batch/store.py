@@ -119,6 +119,7 @@ class JobStore:
         if assemble is not None:
             scratch = self.folder / "output"
             assemble(self.results, scratch)
+            durable.sync(scratch)
             os.replace(scratch, self.output)
         elif self.results.exists():  # else it was moved before a kill
             os.replace(self.results, self.output)
@@ -130,9 +131,10 @@ class JobStore:
 
     def close(self) -> None:
         """Let others write; a job that was not begun leaves nothing behind."""
-        self._held.close()
+        # While it is still ours: another job could have begun in it a moment later.
         if not (self.folder / "settings.json").exists():
             shutil.rmtree(self.folder, ignore_errors=True)
+        self._held.close()
 
     def _fresh(self, start: Place) -> None:
         self.errors_output.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -60,8 +59,6 @@ def _parquet(results: Path, target: Path, tables: Iterable[Any]) -> None:
                 writer.write_table(table)
         if writer is not None:
             writer.close()
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _tables(results: Path) -> Iterator[Any]:

@@ -66,15 +66,11 @@ class Engine:
     def submit(self, job: Job) -> None:
         """Put a job into the queue, or raise at once if that is full or the engine is stopping."""
         with self._wake:
-            if self._stop_at is not None or self._is_stuck is not None:
+            if self._is_stuck is not None:
+                raise StoppingError("the server has failed, its log says why: it must be restarted")
+            if self._stop_at is not None:
                 raise StoppingError("the server is shutting down: try another, or later")
-            if self.num_waiting >= self.limits.queue:
-                retry_after = self._retry_after()
-                raise BusyError(
-                    f"{self.num_waiting} searches are waiting, the queue takes "
-                    f"{self.limits.queue}: try again in {retry_after} s",
-                    retry_after,
-                )
+            self._check_room()
             self._arrived.append(job)
             self._wake.notify_all()
 
@@ -129,6 +125,17 @@ class Engine:
         """Say whether jobs are refused because the engine is to stop."""
         return self._stop_at is not None
 
+    def _check_room(self) -> None:
+        """Refuse a job that could neither begin nor wait."""
+        limits, running, waiting = self.limits, self.num_running, self.num_waiting
+        if running + waiting >= limits.searches + limits.queue:
+            retry_after = self._retry_after()
+            raise BusyError(
+                f"{running} searches run and {waiting} wait, of {limits.searches} that may run "
+                f"and {limits.queue} that may wait: try again in {retry_after} s",
+                retry_after,
+            )
+
     def _work(self) -> None:
         try:
             while self._wait():
@@ -149,10 +156,14 @@ class Engine:
                 if self._stop_at is not None:
                     return False
                 self._wake.wait()
-        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+        if self._must_end():
             self._break_off(None)
             return False
         return True
+
+    def _must_end(self) -> bool:
+        """Say whether what still runs must be broken off."""
+        return self._stop_at is not None and time.monotonic() >= self._stop_at
 
     def _welcome(self) -> None:
         """Look at the jobs that arrived: refuse what is wrong with them before they wait."""
@@ -206,14 +217,32 @@ class Engine:
             if self.num_running >= self.limits.searches:
                 return
             key = self._key(job)
-            turn = self._turns.get(key) or self._idle.pop(key, None) or self._new_turn(job)
-            if key in blocked or not turn.fits(job):
+            try:
+                turn = None if key in blocked else self._turn_with_room(key, job)
+            except Exception as error:  # of a model that was asked how much room it has
+                logger.exception("a search could not begin")
+                with self._wake:
+                    self._waiting.remove(job)
+                self._over(job, error)
+                continue
+            if turn is None:
                 blocked.add(key)
                 continue
             with self._wake:
                 self._waiting.remove(job)
-            self._turns[key] = turn
-            turn.admit(job)
+                self._turns[key] = turn
+                turn.admit(job)
+
+    def _turn_with_room(self, key: Hashable, job: Job) -> Turn | None:
+        """Find or make the turn that a job can begin in now; None: it has to wait."""
+        turn = self._turns.get(key)
+        if turn is None:
+            turn = self._idle.pop(key, None)
+            if turn is not None and not turn.fits(job):  # its lanes are for shorter prompts
+                self._close(turn)
+                turn = None
+        turn = turn or self._new_turn(job)
+        return turn if turn.fits(job) else None
 
     def _key(self, job: Job) -> Hashable:
         """Name the turn that a job belongs to: shared by equal settings, else its own."""
@@ -225,7 +254,7 @@ class Engine:
     def _new_turn(self, job: Job) -> Turn:
         config = best_k_config(job.order)
         if config is None:
-            return MethodTurn()
+            return MethodTurn(self._must_end)
         if needs_own_run(config):
             return RunTurn(self._runs.pop(job.id))
         return LaneTurn(job.order.lm, config, self.limits.searches)
@@ -235,7 +264,7 @@ class Engine:
         try:
             turn.step()
         except Exception as error:
-            turn.close()
+            self._close(turn)
             del self._turns[key]
             self._recover(turn, error)
         else:
@@ -249,21 +278,22 @@ class Engine:
         """Close a turn that nobody uses, or keep it for the next job of its kind."""
         del self._turns[key]
         if not turn.is_worth_keeping:
-            turn.close()
+            self._close(turn)
             return
         self._idle[key] = turn
         while len(self._idle) > _KEPT:
-            self._idle.pop(next(iter(self._idle))).close()
+            self._close(self._idle.pop(next(iter(self._idle))))
 
     def _recover(self, turn: Turn, error: Exception) -> None:
         """Search again with fewer side by side where memory ran out; else tell the clients."""
         jobs, turn.jobs = turn.jobs, []
-        if is_out_of_memory(error) and len(jobs) > 1 and isinstance(turn, LaneTurn):
+        can_shrink = len(jobs) > 1 or bool(self._idle)
+        if is_out_of_memory(error) and can_shrink and isinstance(turn, LaneTurn):
             for idle in self._idle.values():
-                idle.close()
+                self._close(idle)
             self._idle.clear()
-            logger.warning("out of memory with %d searches side by side: halving", len(jobs))
-            smaller = LaneTurn(turn.lm, turn.config, len(jobs) // 2)
+            logger.warning("out of memory with %d searches side by side: freeing some", len(jobs))
+            smaller = LaneTurn(turn.lm, turn.config, max(1, len(jobs) // 2))
             self._turns[id(turn.lm), turn.config] = smaller
             with self._wake:
                 self._waiting.extendleft(reversed(jobs))
@@ -295,13 +325,20 @@ class Engine:
             self._waiting.clear()
             self._arrived.clear()
         for turn in (*self._turns.values(), *self._idle.values()):
-            turn.close()
+            self._close(turn)
         self._turns.clear()
         self._idle.clear()
         for job in jobs:
             spent = f"{job.expanded} of {job.order.config.total_budget} expansions were done"
             stopping = StoppingError(f"the server is shutting down: {spent}; try again later")
             self._over(job, error or stopping)
+
+    def _close(self, turn: Turn) -> None:
+        """Free what a turn holds; a session that fails at its end must not end the engine."""
+        try:
+            turn.close()
+        except Exception:
+            logger.exception("a turn could not be closed")
 
     def _retry_after(self) -> int:
         """Guess when there will be room, from how long searches took of late."""

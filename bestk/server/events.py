@@ -7,10 +7,11 @@ r"""Server-sent events: how news are written to a stream.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 KEEP_ALIVE = ": still here\n\n"
 DONE = "data: [DONE]\n\n"
@@ -27,7 +28,21 @@ def compact(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def stream(events: AsyncIterator[str]) -> StreamingResponse:
-    """Answer with a stream that no proxy should keep back."""
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+class Stream(StreamingResponse):
+    """A stream that no proxy should keep back; `on_end` is called however it ends.
+
+    Not left to the events' own `finally`: a client may leave before the first of them is asked for.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.on_end()

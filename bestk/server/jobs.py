@@ -138,7 +138,7 @@ class Job:
             return
         self._told.step = step
         texts = self._fresh(searches, row)
-        self._progress = Progress(
+        progress = Progress(
             step=step,
             expanded=self.expanded,
             num_texts=len(self._told.texts),
@@ -146,6 +146,8 @@ class Job:
             texts=texts,
             snapshot=self._collect(searches, row) if self.order.with_graph else None,
         )
+        with self._lock:  # else a client that takes at this moment could throw it away
+            self._progress = progress
         self._notify()
 
     def end(self, searches: Searches, row: int) -> None:
@@ -200,4 +202,5 @@ class Job:
         return result
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        return self.order.lm.decode(sequences, self.order.config.stop)
+        config = self.order.config
+        return self.order.lm.decode(sequences, config.stop, config.min_new_tokens)

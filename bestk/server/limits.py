@@ -68,6 +68,22 @@ class Limits:
                 f"{config.total_budget}: lower budget, or beam_size or max_new_tokens"
             )
 
+    def check_beams(self, config: SearchConfig, *, keeps_all: bool) -> None:
+        """Refuse beams of another method that are too many, or (`keeps_all`) too many and too long.
+
+        A budget bounds best-k search and samplers; beam search pays for all its beams regardless.
+        """
+        if config.beam_size > self.k:
+            raise OptionError(
+                f"beam_size is at most {self.k} on this server, got {config.beam_size}"
+            )
+        cost = config.beam_size * config.max_new_tokens
+        if keeps_all and cost > self.budget:
+            raise OptionError(
+                f"beams cost at most {self.budget} expansions on this server, beam_size times "
+                f"max_new_tokens are {cost}: lower either"
+            )
+
     def check_graph(self, config: SearchConfig) -> None:
         """Refuse to draw a search whose graph could be too large to send."""
         nodes = config.total_budget * config.num_children(self.children)

@@ -58,7 +58,8 @@ class ServeOptions:
     @property
     def access(self) -> Access:
         """Who may use the server; one on this machine alone answers to this machine's names."""
-        token = self.token or os.environ.get(TOKEN_VARIABLE) or None
+        # Of a file or a variable it may come with a line's end, which no header can hold.
+        token = (self.token or os.environ.get(TOKEN_VARIABLE) or "").strip() or None
         hosts = LOOPBACK if self.host in LOOPBACK else ()
         return Access(token=token, cors_origins=self.cors_origins, hosts=hosts)
 

@@ -67,7 +67,7 @@ async def _answer(service: Service, asked: OpenAIRequest, request: Request) -> R
     following = Following(service.engine, asked.orders)
     await following.accepted(request)
     if asked.body.stream:
-        return events.stream(asked.events(following))
+        return events.Stream(asked.events(following), following.cancel)
     results = await following.results(request)
     counts = [len(job.prompt_ids) for job in following.jobs]
     return JSONResponse(await in_thread(lambda: asked.answer(results, counts)))

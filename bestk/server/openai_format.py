@@ -146,7 +146,7 @@ def _unfinished(lm: LanguageModel, result: SearchResult, state: State) -> list[H
         result.tree,
         config,
         float("inf"),
-        lambda sequences: lm.decode(sequences, config.stop),
+        lambda sequences: lm.decode(sequences, config.stop, config.min_new_tokens),
         state=state,
     )
     return rank(merge(found))

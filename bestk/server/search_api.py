@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from bestk.baselines.beam import Beam
 from bestk.baselines.methods import METHODS, method_of
 from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
 from bestk.errors import OptionError
@@ -83,7 +84,7 @@ def router(service: Service, *, needs_token: bool = False) -> APIRouter:
         following = Following(service.engine, [asked.order])
         await following.accepted(request)
         if body.stream:
-            return events.stream(asked.events(following))
+            return events.Stream(asked.events(following), following.cancel)
         (result,) = await following.results(request)
         return JSONResponse(await in_thread(lambda: asked.answer(following.jobs[0].id, result)))
 
@@ -109,7 +110,10 @@ class Asked:
             max_seconds=service.limits.seconds,
         )
         self.order, self.searched = order, best_k_config(order)  # None: not a search of ours
-        if body.graph and self.searched is not None:
+        if self.searched is None:
+            keeps_all = isinstance(method_of(body.method), Beam)
+            service.limits.check_beams(self.config, keeps_all=keeps_all)
+        elif body.graph:
             service.limits.check_graph(self.searched)
         self._graph: Graph | None = None  # as the client has it
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bestk.server.errors import ApiError
 
-# Neither tells anything of the models; the page asks for the token itself.
+# These tell the models' names at most; the page asks for the token itself.
 _OPEN = ("/", "/health", "/openapi.json", "/docs")
 _OPEN_FOLDER = "/static/"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

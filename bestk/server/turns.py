@@ -1,7 +1,7 @@
 """What takes turns on the model: searches of one setting in lanes, single searches, whole methods.
 
-A turn is one step, so that no search waits for another to end; only methods that cannot be stopped
-in the middle run whole. Knows jobs and how to run them; who goes next is the engine's business.
+A turn is one step, so that no search waits for another to end; only other methods run whole, unless
+their client leaves. Knows jobs and how to run them; who goes next is the engine's business.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import abc
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bestk.api import best_first_config
+from bestk.baselines.base import broken_off_when
 from bestk.baselines.methods import method_of, run_method
 from bestk.best_k import Step
 from bestk.config import SearchConfig
@@ -95,7 +96,8 @@ class LaneTurn(Turn):
 
     def step(self) -> None:
         lanes = self.open
-        assert lanes is not None
+        if lanes is None:  # all for whom this was made have left
+            return
         if self._gone or self._come:
             fresh = self._come
             lanes.change(self._gone, fresh)
@@ -125,7 +127,8 @@ class LaneTurn(Turn):
         self._gone, self._come = set(), {}
 
     def _is_watched(self, job: Job) -> bool:
-        return job.order.is_followed or job.order.seconds is not None
+        """Say whether every step counts; the server's own limit of time is not that fine."""
+        return job.order.is_followed or job.order.config.timeout is not None
 
     def _end(self, job: Job, row: int) -> None:
         assert self.open is not None
@@ -168,7 +171,11 @@ class RunTurn(Turn):
 
 
 class MethodTurn(Turn):
-    """One run of another method, which cannot be stopped in the middle but by its timeout."""
+    """One run of another method: whole, unless its time is up, its client leaves or all ends."""
+
+    def __init__(self, must_end: Callable[[], bool]) -> None:
+        super().__init__()
+        self.must_end = must_end
 
     def fits(self, job: Job) -> bool:
         return not self.jobs
@@ -179,7 +186,14 @@ class MethodTurn(Turn):
         (job,) = self.jobs
         order = job.order
         timed = dataclasses.replace(order.config, timeout=order.seconds)
-        result = run_method(order.lm, order.prompt, order.method, timed, seed=order.seed)
+
+        def is_unwanted() -> bool:
+            return job.is_cancelled or self.must_end()
+
+        with broken_off_when(is_unwanted):
+            result = run_method(order.lm, order.prompt, order.method, timed, seed=order.seed)
+        if is_unwanted():
+            return  # the engine sees to a job whose client has gone, or that has to be told
         seconds = time.monotonic() - (job.begun or job.submitted)
         job.finish(
             dataclasses.replace(

@@ -118,6 +118,8 @@ class Transport:
                     response = await self._client.request(method, path, json=body)
                 self._has_answered = True
                 return _understood(read, _content(self.url, response))
+            except httpx.TooManyRedirects as error:
+                raise ServerError(f"{self.url} redirects in a circle: check the address") from error
             except (httpx.TransportError, httpx.DecodingError, _NotNow, MalformedAnswer) as error:
                 await asyncio.sleep(trouble.pause(error, self._patience()))
 

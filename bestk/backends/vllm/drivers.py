@@ -57,14 +57,15 @@ class StepDriver(Driver):
     """Steps the engine of a `vllm.LLM` until all answers are there.
 
     A thread that waits for answers steps the engine for all: what others have asked meanwhile is in
-    the same batch. No thread steps while another one adds requests.
+    the same batch. No thread steps while another one adds requests. What fails is answered with an
+    error, which is raised in the thread that asked.
     """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.lock = threading.Lock()
         self.waiting: set[str] = set()
-        self.answers: dict[str, Likeliest] = {}
+        self.answers: dict[str, Likeliest | ModelError] = {}
         self.numbers = itertools.count()
 
     def ask(
@@ -82,8 +83,9 @@ class StepDriver(Driver):
                 with self.lock:
                     missing -= self.answers.keys()
                     if missing:
-                        self.answers.update(self.step())
-            return [self.answers[name] for name in ids]
+                        found = dict(self.step())
+                        self.answers.update((n, found[n]) for n in self.waiting & found.keys())
+            return [_sound(self.answers[name]) for name in ids]
         finally:
             self.drop(ids)
 
@@ -116,9 +118,15 @@ class StepDriver(Driver):
                 name, tokens_input(prefix), params.clone(), lora_request=lora_request
             )
 
-    def step(self) -> Iterable[tuple[str, Likeliest]]:
+    def step(self) -> Iterable[tuple[str, Likeliest | ModelError]]:
         """Run the engine once, and return the answers that it gave."""
-        return [(output.request_id, listed(output)) for output in self.engine.step()]
+        found: list[tuple[str, Likeliest | ModelError]] = []
+        for output in self.engine.step():
+            try:
+                found.append((output.request_id, listed(output)))
+            except ModelError as error:
+                found.append((output.request_id, error))
+        return found
 
     def abort(self, ids: list[str]) -> None:
         """Take requests back."""
@@ -158,19 +166,28 @@ class CoreDriver(StepDriver):
                 )
             )
 
-    def step(self) -> Iterable[tuple[str, Likeliest]]:
+    def step(self) -> Iterable[tuple[str, Likeliest | ModelError]]:
         """Run the engine once, and return the answers that it gave."""
-        found = []
+        found: list[tuple[str, Likeliest | ModelError]] = []
         for output in self.core.get_output().outputs:
+            answer: Likeliest | ModelError
             if output.new_logprobs is None:
-                raise ModelError(f"vLLM gave up on a request: {output.finish_reason}")
-            tokens, log_probs = output.new_logprobs[:2]
-            found.append((output.request_id, Likeliest(tokens[0][1:], log_probs[0][1:])))
+                answer = ModelError(f"vLLM gave up on a request: {output.finish_reason}")
+            else:
+                tokens, log_probs = output.new_logprobs[:2]
+                answer = Likeliest(tokens[0][1:], log_probs[0][1:])
+            found.append((output.request_id, answer))
         return found
 
     def abort(self, ids: list[str]) -> None:
         """Take requests back."""
         self.core.abort_requests(ids)
+
+
+def _sound(answer: Likeliest | ModelError) -> Likeliest:
+    if isinstance(answer, ModelError):
+        raise answer
+    return answer
 
 
 class AsyncDriver(Driver):
