@@ -512,6 +512,27 @@ def test_the_last_window_ends_at_its_last_row(tmp_path: Path) -> None:
     assert last.end == opened.place_of(5)
 
 
+def test_columns_that_parquet_has_no_type_for_are_text(
+    lm: bestk.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found when the searches are done: it must not be what a job fails at."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("bestk.batch.writing._ROWS", 2)
+    columns: dict[str, list[Any]] = {
+        "empty": [{}, {}, {}, {}],
+        "inner": [{"a": []}, {"a": [{}]}, {"a": []}, {"a": []}],
+        "large": [2**60 + 1, 1, 0.5, 1.5],  # no double holds the first
+        "plain": [{"a": None}, {"a": 1}, {"a": 2}, {"a": 3}],
+    }
+    rows = [{"prompt": "a", **{n: v[i] for n, v in columns.items()}} for i in range(4)]
+    source = write_rows(tmp_path / "in.jsonl", rows)
+    assert run_batch(lm, source, tmp_path / "out.parquet", **SMALL).num_rows == 4
+    table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    for name in ("empty", "inner", "large"):
+        assert [json.loads(text) for text in table[name]] == columns[name]
+    assert table["plain"] == columns["plain"]
+
+
 def test_keys_are_written_to_no_file(
     lm: bestk.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

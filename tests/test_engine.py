@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from serving import Slow, facts, letters_lm, until
 
 import bestk
+from bestk.best_k import Searches
 from bestk.errors import ModelError, OptionError, OutOfMemoryError, PromptError
 from bestk.server.engine import Engine
 from bestk.server.jobs import BusyError, Job, Order, StoppingError
@@ -191,6 +193,32 @@ def test_the_queue_is_bounded() -> None:
         assert 1 <= caught.value.retry_after <= 60
         gate.open()
         done(running_one, *jobs)
+
+
+def test_those_who_wait_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search with rules of its own is made when it begins; 64 that wait would be 64 trees."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    begin = Searches.__init__
+
+    def counted(self: Searches, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        alive.add(self)
+
+    monkeypatch.setattr(Searches, "__init__", counted)
+    lm = letters_lm()
+    gate = Gate(lm)
+    running = Engine(Limits(searches=1))
+    jobs = [job(lm, temperature=2.0) for _ in range(5)]
+    for one in jobs:
+        running.submit(one)
+    running.start()
+    until(lambda: lm.backend.num_steps == 1)  # the first runs, the others were looked at
+    assert all(one.is_accepted for one in jobs)
+    assert len(alive) == 1
+    gate.open()
+    done(*jobs)
+    running.drain(0)
+    assert running.join(30)
 
 
 def test_without_a_queue_searches_still_run() -> None:

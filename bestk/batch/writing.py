@@ -11,7 +11,7 @@ import gzip
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ def assembler(output: Path, source: Source) -> Callable[[Path, Path], None] | No
     if kind == "gzip":
         return _compress
     if isinstance(source, Parquet):
-        return lambda results, target: _parquet(results, target, _joined(results, source))
-    return lambda results, target: _parquet(results, target, _tables(results))
+        return lambda results, target: _parquet(target, _joined(results, source))
+    return _from_json
 
 
 def copies_columns(output: Path, source: Source) -> bool:
@@ -48,20 +48,35 @@ def _compress(results: Path, target: Path) -> None:
         shutil.copyfileobj(plain, packed, 1 << 20)
 
 
-def _parquet(results: Path, target: Path, tables: Iterable[Any]) -> None:
-    arrow = parquet_library()
-    with target.open("wb") as file:
-        writer = None
+class _Unfit(Exception):
+    """A column holds something that its type cannot."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def _from_json(results: Path, target: Path) -> None:
+    """Write results of JSON lines; columns that no type fits are found on the way, and are text."""
+    as_text: set[str] = set()
+    while True:
+        try:
+            _parquet(target, _tables(results, as_text))
+            return
+        except _Unfit as unfit:
+            as_text.add(unfit.name)
+
+
+def _parquet(target: Path, tables: Iterator[Any]) -> None:
+    """Write tables; the first one is empty, and says which columns there are."""
+    schema = next(tables).schema
+    with target.open("wb") as file, parquet_library().ParquetWriter(file, schema) as writer:
         for table in tables:
-            if writer is None:
-                writer = arrow.ParquetWriter(file, table.schema)
             if table.num_rows:
                 writer.write_table(table)
-        if writer is not None:
-            writer.close()
 
 
-def _tables(results: Path) -> Iterator[Any]:
+def _tables(results: Path, as_text: Set[str]) -> Iterator[Any]:
     """Yield tables of the results; what their columns hold is found out in a first reading."""
     import pyarrow as pa
 
@@ -73,7 +88,10 @@ def _tables(results: Path) -> Iterator[Any]:
             found = own[name] if name in own else _type_of(values)
             known[name] = _wider(known.get(name, found), found)
     schema = pa.schema(
-        [(name, pa.string() if pa.types.is_null(t) else t) for name, t in known.items()]
+        [
+            (name, pa.string() if name in as_text or _is_empty(kind) else kind)
+            for name, kind in known.items()
+        ]
     )
     yield schema.empty_table()
     for rows in _batches(results):
@@ -116,10 +134,13 @@ def _joined(results: Path, source: Parquet) -> Iterator[Any]:
 def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
     import pyarrow as pa
 
-    columns = [
-        pa.array([_fitting(row.get(field.name), field.type) for row in rows], field.type)
-        for field in schema
-    ]
+    columns = []
+    for field in schema:
+        values = [_fitting(row.get(field.name), field.type) for row in rows]
+        try:
+            columns.append(pa.array(values, field.type))
+        except (pa.ArrowException, OverflowError):  # such as a whole number that no double holds
+            raise _Unfit(field.name) from None
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -158,6 +179,23 @@ def _type_of(values: list[Any]) -> Any:
         return pa.array(values).type
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return pa.string()  # of several kinds: written as JSON
+
+
+def _is_empty(kind: Any) -> bool:
+    """Tell columns of nothing, and what Parquet has no place for: objects without fields."""
+    import pyarrow as pa
+
+    return pa.types.is_null(kind) or _has_empty_objects(kind)
+
+
+def _has_empty_objects(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_list(kind):
+        return _has_empty_objects(kind.value_type)
+    if not pa.types.is_struct(kind):
+        return False
+    return kind.num_fields == 0 or any(_has_empty_objects(field.type) for field in kind)
 
 
 def _wider(one: Any, other: Any) -> Any:

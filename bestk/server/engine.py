@@ -53,7 +53,6 @@ class Engine:
         self._waiting: deque[Job] = deque()
         self._turns: dict[Hashable, Turn] = {}
         self._idle: dict[Hashable, Turn] = {}  # captured lanes that nobody uses
-        self._runs: dict[str, Run] = {}  # of waiting jobs that have rules of their own
         self._mean_seconds = 1.0
         self._stop_at: float | None = None  # what runs then is broken off
         self._is_stuck: BaseException | None = None
@@ -182,14 +181,18 @@ class Engine:
                     self._waiting.append(job)
 
     def _checked(self, job: Job) -> Any:
-        """Return the prompt's ids, after all that can be checked without the model."""
+        """Return the prompt's ids, after all that can be checked without the model.
+
+        A run is made to see that it can be, and let go: it has the memory of a whole search, which
+        jobs that wait must not hold.
+        """
         order = job.order
         config = best_k_config(order)
         ids = order.lm.encode(order.prompt)
         self.limits.check_prompt(len(ids))
         check_prompts(order.lm, [ids], order.config)
         if config is not None and needs_own_run(config):
-            self._runs[job.id] = Run(order.lm, [order.prompt], config)
+            Run(order.lm, [order.prompt], config)
         return ids
 
     def _drop_cancelled(self) -> None:
@@ -219,8 +222,9 @@ class Engine:
             key = self._key(job)
             try:
                 turn = None if key in blocked else self._turn_with_room(key, job)
-            except Exception as error:  # of a model that was asked how much room it has
-                logger.exception("a search could not begin")
+            except Exception as error:  # no memory for it, or of a model asked what room it has
+                if not isinstance(error, BestKError):
+                    logger.exception("a search could not begin")
                 with self._wake:
                     self._waiting.remove(job)
                 self._over(job, error)
@@ -256,7 +260,7 @@ class Engine:
         if config is None:
             return MethodTurn(self._must_end)
         if needs_own_run(config):
-            return RunTurn(self._runs.pop(job.id))
+            return RunTurn(Run(job.order.lm, [job.order.prompt], config))
         return LaneTurn(job.order.lm, config, self.limits.searches)
 
     def _take_turn(self, key: Hashable, turn: Turn) -> None:
@@ -309,7 +313,6 @@ class Engine:
 
     def _over(self, job: Job, error: BaseException | None) -> None:
         """Let go of a job: it has a result, an error, or nobody who waits for it."""
-        self._runs.pop(job.id, None)
         if error is not None:
             job.fail(error)
         if job.begun is not None:
