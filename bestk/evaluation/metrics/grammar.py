@@ -7,6 +7,7 @@ by default the one that the paper's source for this metric used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from bestk.evaluation.statistics import Numbers
 DEFAULT_MODEL = "textattack/roberta-base-CoLA"
 
 _BATCH = 32
+_PATIENCE = 10.0  # seconds
 _ACCEPTABLE = 1
 
 
@@ -68,8 +70,10 @@ def _load(name: str) -> tuple[Any, Any]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForSequenceClassification.from_pretrained(name)
+        # Asked for files it cannot reach, the hub's library tries for a minute, line by line.
+        here = not _is_on_hub(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=here)
+        model = AutoModelForSequenceClassification.from_pretrained(name, local_files_only=here)
     except (OSError, ValueError) as error:
         raise MissingDataError(
             f"the CoLA model {name} is not there: hf download {name}, or name a folder that holds "
@@ -81,3 +85,16 @@ def _load(name: str) -> tuple[Any, Any]:
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return tokenizer, model.eval().to(device)
+
+
+def _is_on_hub(name: str) -> bool:
+    """Ask the hub once whether it has a model; a folder is none, and no answer is no."""
+    import huggingface_hub
+
+    if Path(name).exists():
+        return False
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=_PATIENCE)
+    except Exception:  # errors of the hub, of its client and of the network
+        return False
+    return True
