@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -73,7 +74,7 @@ async def _answer(service: Service, asked: OpenAIRequest, request: Request) -> R
     return JSONResponse(await in_thread(lambda: asked.answer(results, counts)))
 
 
-class OpenAIRequest:
+class OpenAIRequest(ABC):
     """One request of either kind: what is asked, and how the answer is written."""
 
     prefix: str
@@ -204,11 +205,13 @@ class OpenAIRequest:
         """Name settings that are given, and say nothing: OpenAI's clients send top_p=1."""
         return {"top_p"} if getattr(self.body, "top_p", None) == 1 else set()
 
+    @abstractmethod
     def _top(self) -> int | None:
-        raise NotImplementedError
+        """Say how many likeliest tokens are wanted beside each one; None for no log-probs."""
 
+    @abstractmethod
     def _writer(self, is_chunk: bool) -> Callable[..., Choice]:
-        raise NotImplementedError
+        """Return the function that words a choice."""
 
 
 class CompletionRequest(OpenAIRequest):
