@@ -120,7 +120,7 @@ def replay(page: Page) -> None:
         append_images=frames[1:],
         duration=[STEP_MS // FRAMES_PER_STEP] * (len(frames) - 1) + [3000],
         loop=0,
-        quality=70,
+        quality=58,
         method=4,
     )
 
