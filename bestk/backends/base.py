@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+_Prompt = TypeVar("_Prompt")
 
 
 class Children(NamedTuple):
@@ -128,6 +130,15 @@ class Backend(Protocol):
     ) -> Session:
         """Open a session for a batch of prompts; `shaper` changes every distribution in it."""
         ...
+
+
+def moved_prompts(prompts: Sequence[_Prompt], rows: Sequence[int], batch: int) -> list[_Prompt]:
+    """Return the prompts of some rows, filled up to a batch of another size.
+
+    >>> moved_prompts(["a", "b", "c"], [2], 2)
+    ['c', 'a']
+    """
+    return [*(prompts[row] for row in rows), *[prompts[0]] * (batch - len(rows))]
 
 
 def shaped_children(

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bestk.backends.base import Children, Group, Room, Shaper, shaped_children
+from bestk.backends.base import Children, Group, Room, Shaper, moved_prompts, shaped_children
 from bestk.errors import OptionError
 
 # Engines batch by themselves, and the more they are given the better they do.
@@ -118,8 +118,7 @@ class PromptedSession:
     def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> PromptedSession:
         """Return a session of another size that goes on with these searches."""
         other = copy.copy(self)
-        kept = [self.prompts[row] for row in rows]
-        other.prompts = [*kept, *[self.prompts[0]] * (batch - len(rows))]
+        other.prompts = moved_prompts(self.prompts, rows, batch)
         return other
 
     def expand(self, group: Group) -> Children:

@@ -16,6 +16,7 @@ from bestk.backends.base import (
     Room,
     Seeker,
     Shaper,
+    moved_prompts,
     normalised,
     with_wanted,
 )
@@ -122,8 +123,7 @@ class ToySession:
         return self.root(group)
 
     def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> ToySession:
-        kept = [self.prompts[row] for row in rows]
-        prompts = [*kept, *[self.prompts[0]] * (batch - len(rows))]
+        prompts = moved_prompts(self.prompts, rows, batch)
         return ToySession(self.backend, prompts, self.num_children, self.shaper)
 
     def expand(self, group: Group) -> Children:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bestk.backends.base import Children, Group, Shaper, shaped_children
+from bestk.backends.base import Children, Group, Shaper, moved_prompts, shaped_children
 from bestk.backends.transformers.model import Checkpoint, pad_right
 
 
@@ -47,8 +47,7 @@ class PrefixSession:
     def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> PrefixSession:
         """Return a session of another size that goes on with these searches."""
         other = copy.copy(self)
-        kept = [self.prompts[row] for row in rows]
-        other.prompts = [*kept, *[self.prompts[0]] * (batch - len(rows))]
+        other.prompts = moved_prompts(self.prompts, rows, batch)
         return other
 
     @torch.inference_mode()
