@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
+import interpreted
 import torch
 import torch.nn.functional as functional
 from transformers.models.llama import modeling_llama as llama
 
-from bestk.backends.base import Group
-from bestk.backends.transformers import kernels
+from bestk.backends.base import Group, top_children
+from bestk.backends.transformers import (
+    children_kernels,
+    kernels,
+    product_kernels,
+    tree_kernels,
+)
 from bestk.backends.transformers.cache import Layout
 
 
 def attention() -> None:
-    batch, heads, kv_heads, head, capacity, size = 2, 6, 2, 24, 9, 130
-    layout = Layout(prompt_length=torch.tensor([130, 70]), prompt_size=size, capacity=capacity)
-    layout.used = layout.size
-    path = torch.tensor(
-        [[[1, -1, -1], [1, 3, -1], [2, 4, 7]], [[2, 5, -1], [1, -1, -1], [1, 3, 6]]]
+    compare_attention(tree_kernels.whole_attention, width=3, lengths=[130, 70])
+
+
+def split_attention() -> None:
+    compare_attention(tree_kernels.split_attention, width=3, lengths=[130, 70])
+    # Parts after a prompt's end, more rows than one program takes, and one part for everything.
+    compare_attention(tree_kernels.split_attention, width=3, lengths=[520, 1])
+    compare_attention(tree_kernels.split_attention, width=25, lengths=[150, 149])
+    compare_attention(tree_kernels.split_attention, width=2, lengths=[1100, 700])
+    busy, tree_kernels._BUSY = tree_kernels._BUSY, 1
+    try:
+        compare_attention(tree_kernels.split_attention, width=3, lengths=[200, 64])
+    finally:
+        tree_kernels._BUSY = busy
+
+
+def compare_attention(attend: Any, width: int, lengths: list[int]) -> None:
+    batch, heads, kv_heads, head, size = len(lengths), 6, 2, 24, max(lengths)
+    capacity = 2 * width + 3
+    layout = Layout(
+        prompt_length=torch.tensor(lengths), prompt_size=size, capacity=capacity, used=0
     )
+    layout.used = layout.size
+    path = torch.full((batch, width, 5), -1)
+    for place in range(width):
+        path[:, place, 0] = 1 + place // 2
+        if place % 2:
+            path[:, place, 1] = width + 1 + place
+    path[1, 0, :3] = torch.tensor([2, 1, 4])
     keys, values = torch.randn(2, batch, kv_heads, layout.size, head).unbind()
-    query = torch.randn(batch, heads, 3, head)
+    query = torch.randn(batch, width, heads, head).transpose(1, 2)
     group = Group(
         token=path[..., 0],
         slot=path.amax(-1),
@@ -34,7 +63,7 @@ def attention() -> None:
     plain = functional.scaled_dot_product_attention(
         query, keys, values, attn_mask=layout.mask(group), scale=0.3, enable_gqa=True
     )
-    fused = kernels.tree_attention(query, keys, values, path, layout.prompt_length, size, 0.3)
+    fused = attend(query, keys, values, path, layout.prompt_length, size, 0.3)
     torch.testing.assert_close(fused, plain.transpose(1, 2), rtol=1e-4, atol=1e-5)
 
 
@@ -68,7 +97,94 @@ def silu_times() -> None:
     torch.testing.assert_close(kernels.silu_times(gate, up), functional.silu(gate) * up)
 
 
+def add_norm() -> None:
+    norm = llama.LlamaRMSNorm(40, eps=1e-5)
+    norm.weight.data.normal_()
+    hidden, product = torch.randn(2, 3, 40), torch.randn(4, 6, 40)
+    total, normed = kernels.add_norm(hidden, product, norm.weight, 1e-5)
+    expected = hidden + product.sum(0).view_as(hidden)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(normed, norm(expected))
+
+
+def gated() -> None:
+    product = torch.randn(3, 2, 1400)
+    gate, up = product.sum(0).chunk(2, dim=-1)
+    fused = kernels.gated(product, torch.float32)
+    torch.testing.assert_close(fused, functional.silu(gate) * up)
+
+
+def place() -> None:
+    batch, width, heads, kv_heads, head, places = 2, 3, 6, 2, 24, 12
+    angle = torch.randn(1, width, head)
+    at = torch.tensor([[5, 6, 7], [9, 3, 11]])
+    for norms in (None, (torch.randn(head), torch.randn(head), 1e-5)):
+        keys, values = torch.zeros(2, batch, kv_heads, places, head).unbind()
+        product = torch.randn(3, batch * width, (heads + 2 * kv_heads) * head)
+        whole = product.sum(0).view(batch, width, -1, head)
+        query, new_keys, new_values = whole.split([heads, kv_heads, kv_heads], dim=2)
+        if norms is not None:
+            query = functional.rms_norm(query, (head,), norms[0], norms[2])
+            new_keys = functional.rms_norm(new_keys, (head,), norms[1], norms[2])
+        query, new_keys = llama.apply_rotary_pos_emb(
+            query.transpose(1, 2), new_keys.transpose(1, 2), angle.cos(), angle.sin()
+        )
+        expected = [keys.clone(), values.clone()]
+        for table, new in zip(expected, (new_keys, new_values.transpose(1, 2)), strict=True):
+            table.scatter_(2, at[:, None, :, None].expand_as(new), new)
+        fused = kernels.place(product, angle.cos(), angle.sin(), keys, values, at, norms)
+        torch.testing.assert_close(fused, query)
+        torch.testing.assert_close([keys, values], expected)
+
+
+def product() -> None:
+    for columns, depth in ((96, 128), (70, 100)):  # the second divides by nothing
+        rows = torch.randn(10, depth).half()
+        weight, bias = torch.randn(columns, depth).half(), torch.randn(columns).bfloat16()
+        expected = functional.linear(rows.float(), weight.float(), bias.float())
+        for plan in (product_kernels.Plan(32, 32, programs=12), product_kernels.Plan(16, 64)):
+            parts = plan.parts(columns, depth)
+            sums = product_kernels.product(rows, weight, bias, plan, parts)
+            assert sums.shape == (parts, 10, columns)
+            torch.testing.assert_close(sums.float().sum(0), expected, rtol=1e-2, atol=1e-2)
+
+
+def gated_product() -> None:
+    for columns, depth in ((48, 128), (35, 100)):
+        rows = torch.randn(20, depth).half() / 4
+        weight, bias = torch.randn(2 * columns, depth).half(), torch.randn(2 * columns)
+        bias = bias.half()
+        gate, up = functional.linear(rows.float(), weight.float(), bias.float()).chunk(2, dim=-1)
+        plan = product_kernels.Plan(16, 32)
+        fused = product_kernels.gated_product(rows, weight, bias, plan)
+        expected = functional.silu(gate) * up
+        torch.testing.assert_close(fused.float(), expected, rtol=3e-2, atol=3e-2)
+
+
+def children() -> None:
+    for vocab, number in ((9000, 7), (50, 32), (4096, 1)):
+        logits = torch.randn(2, 3, vocab) * 4
+        logits[0, 0, 3:40] = -torch.inf
+        logits[0, 1, 5:9] = 30.0  # equal ones: the lowest ids first
+        logits[1, 0] = -torch.inf  # no children
+        logits[1, 1, :30] = 0.0
+        logits[1, 1, 10:20] = -0.0
+        plain = top_children(logits, number)
+        found = children_kernels.top_children(logits, number)
+        torch.testing.assert_close(found.log_prob, plain.log_prob)
+        # `topk` may take any of equal logits for the last place; the kernels take the lowest id.
+        order = logits.sort(dim=-1, descending=True, stable=True).indices[..., :number]
+        assert torch.equal(found.token, order)
+    assert found.token.dtype == torch.int64
+    for broken in (torch.nan, torch.inf):
+        logits[1, 2, 17] = broken
+        assert children_kernels.top_children(logits, 3).log_prob[1, 2].isnan().any()
+    half = torch.randn(1, 4, 5000).half()  # many equal ones
+    found = children_kernels.top_children(half, 5)
+    order = half.float().sort(dim=-1, descending=True, stable=True).indices[..., :5]
+    assert torch.equal(found.token, order)
+
+
 if __name__ == "__main__":
-    torch.manual_seed(0)
     with torch.inference_mode():
-        globals()[sys.argv[1]]()
+        interpreted.main(globals())

@@ -1,30 +1,50 @@
-"""The GPU kernels against plain tensor operations, in Triton's interpreter: no GPU is needed.
-
-The interpreter is chosen when Triton is imported, so the comparisons run in a process of their own.
-"""
+"""The GPU kernels against plain tensor operations, in Triton's interpreter: no GPU is needed."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+import interpreted
 import pytest
 
-COMPARE = Path(__file__).with_name("compare_kernels.py")
-KERNELS = ["attention", "rotate", "store", "rms_norm", "silu_times"]
+KERNELS = (
+    "attention",
+    "split_attention",
+    "rotate",
+    "store",
+    "rms_norm",
+    "silu_times",
+    "add_norm",
+    "gated",
+    "place",
+    "product",
+    "gated_product",
+    "children",
+)
+LAYERS = ("families", "half_precision", "moved_weights")
+STEPS = {"small": "6", "large": "1"}  # and how many random searches
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs the package triton"
+)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton")
+@needs_triton
+@pytest.mark.xdist_group("kernels")  # one worker's process makes them all
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel(kernel: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(COMPARE), kernel],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    interpreted.check("compare_kernels.py", KERNELS, kernel)
+
+
+@needs_triton
+@pytest.mark.xdist_group("layers")
+@pytest.mark.parametrize("comparison", LAYERS)
+def test_fused_layers(comparison: str) -> None:
+    interpreted.check("compare_layers.py", LAYERS, comparison)
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", STEPS)
+def test_search_steps(kind: str) -> None:
+    done = interpreted.run("compare_steps.py", kind, "0", STEPS[kind])
     assert done.returncode == 0, done.stderr[-2000:]

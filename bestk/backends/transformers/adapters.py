@@ -108,6 +108,11 @@ class RelativeBias:
         self.tables = [_bias_by_distance(attention, size) for attention in attentions]
         self.size = size
 
+    @property
+    def by_attention(self) -> dict[Any, Float[Tensor, "heads size"]]:
+        """Return the biases by distance of every attention that has its own."""
+        return dict(zip(self.attentions, self.tables, strict=True))
+
     @contextmanager
     def given(self, layout: Layout, group: Group) -> Iterator[dict[str, Any]]:
         distance = self._distance(layout, group)
@@ -133,7 +138,7 @@ class RelativeBias:
 def _bias_by_distance(attention: Any, size: int) -> Float[Tensor, "heads size"]:
     """Ask a T5 attention for the biases of its last token, and list them from near to far."""
     bias: Tensor = attention.compute_bias(1, size, past_seen_tokens=size - 1)
-    return bias[0, :, 0].flip(-1)
+    return bias[0, :, 0].flip(-1).contiguous()
 
 
 def _has_own_bias(module: Any) -> bool:

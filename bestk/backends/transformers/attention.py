@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from bestk.errors import ModelError
 
 if TYPE_CHECKING:
     from bestk.backends.transformers.cache import Layout
-    from bestk.backends.transformers.model import Checkpoint
 
 NAME = "bestk_tree"
 
@@ -33,15 +33,15 @@ class _Current:
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Say whether the Triton kernels can run there."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    """Say whether the Triton kernels can run there; its interpreter, for tests, runs anywhere."""
+    can_run = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return can_run and importlib.util.find_spec("triton") is not None
 
 
 @contextlib.contextmanager
-def tree_attention(checkpoint: Checkpoint, layout: Layout, path: Tensor | None) -> Iterator[None]:
+def tree_attention(config: Any, layout: Layout | None, path: Tensor | None) -> Iterator[None]:
     """Let the model's attention follow the tree: `path` of each query, None for a prompt."""
     _register()
-    config = checkpoint.config
     before = config._attn_implementation
     config._attn_implementation = NAME
     _Current.layout, _Current.path = layout, path
@@ -50,6 +50,11 @@ def tree_attention(checkpoint: Checkpoint, layout: Layout, path: Tensor | None) 
     finally:
         config._attn_implementation = before
         _Current.layout = _Current.path = None
+
+
+def current() -> tuple[Layout | None, Tensor | None]:
+    """Return the layout and the paths of the call that is running, None where there are none."""
+    return _Current.layout, _Current.path
 
 
 def attend(
@@ -62,7 +67,7 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Be the attention function that transformers calls."""
-    from bestk.backends.transformers import kernels
+    from bestk.backends.transformers import tree_kernels
 
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
@@ -75,7 +80,7 @@ def attend(
         )
         return mixed.transpose(1, 2).contiguous(), None
     return (
-        kernels.tree_attention(
+        tree_kernels.tree_attention(
             query, key, value, path, layout.prompt_length, layout.prompt_size, scaling
         ),
         None,

@@ -78,7 +78,12 @@ class CausalBackend:
         if not attention.has_kernels(self.device) or len(self.checkpoint.devices) > 1:
             return False
         session = functools.partial(TreeSession, with_kernel=True)
-        return sharing_obstacle(self.checkpoint, session) is None
+        obstacle = sharing_obstacle(self.checkpoint, session)
+        if obstacle is not None and self.checkpoint.fusion.has_layers:
+            logger.debug("%s: whole layers are not fused, %s", self.name, obstacle)
+            self.checkpoint.fusion.leave_layers()
+            obstacle = sharing_obstacle(self.checkpoint, session)
+        return obstacle is None
 
     @functools.cached_property
     def _obstacle(self) -> str | None:
@@ -112,7 +117,9 @@ class TreeSession:
             used=size,
         )
         self.cache: Any = tree_cache(self.layout)
-        self.step: Any = checkpoint.stepper
+        # Fused layers leave a compiler nothing to do but the products, which are tuned anyway.
+        has_layers = with_kernel and checkpoint.fusion.has_layers
+        self.step: Any = checkpoint.model if has_layers else checkpoint.stepper
 
     @property
     def is_static(self) -> bool:
@@ -150,12 +157,12 @@ class TreeSession:
             )
         logits = last.new_zeros(len(layout.prompt_length), 1, last.shape[-1])
         logits.index_copy_(0, rows, last[:, None])
-        return shaped_children(group, logits, self.num_children, self.shaper)
+        return self._children(group, logits)
 
     @torch.inference_mode()
     def expand(self, group: Group) -> Children:
         """Run the group's tokens through the model, each seeing the prompt and its ancestors."""
-        return shaped_children(group, self.logits(group), self.num_children, self.shaper)
+        return self._children(group, self.logits(group))
 
     def logits(self, group: Group) -> Float[Tensor, "batch group vocab"]:
         """Return the logits after every node of the group, and keep its keys and values."""
@@ -174,6 +181,14 @@ class TreeSession:
         logits: Tensor = output.logits.to(self.checkpoint.device)
         return logits
 
+    def _children(self, group: Group, logits: Float[Tensor, "batch group vocab"]) -> Children:
+        if self.with_kernel and self.shaper is None:
+            from bestk.backends.transformers import children_kernels
+
+            if children_kernels.can_pick(self.num_children):
+                return children_kernels.top_children(logits, self.num_children)
+        return shaped_children(group, logits, self.num_children, self.shaper)
+
     def close(self) -> None:
         """Let go of the cache."""
         self.cache = None
@@ -183,8 +198,8 @@ class TreeSession:
         if not self.with_kernel:
             yield
             return
-        # A compiled model fuses these operations itself.
-        is_fused = path is None or not self.checkpoint.is_compiled
-        fused = self.checkpoint.fusion.applied() if is_fused else contextlib.nullcontext()
-        with attention.tree_attention(self.checkpoint, self.layout, path), fused:
+        fused: Any = self.checkpoint.fusion.applied(is_step=path is not None)
+        if path is not None and self.step is not self.checkpoint.model:
+            fused = contextlib.nullcontext()  # a compiled model fuses these operations itself
+        with attention.tree_attention(self.checkpoint.config, self.layout, path), fused:
             yield

@@ -1,13 +1,18 @@
-"""Runs norms, rotary positions and gated activations of a model as single kernels, for one call.
+"""Runs parts of a model as fused kernels, for one call.
 
-What may be fused is found by trying: each candidate runs on a sample, plain and fused, and only
-those that agree are replaced. When the call ends the model is as it was.
+Whole decoder layers where they are of the kind that `layers` knows; else norms, rotary positions
+and gated activations one by one. What may be fused is found by trying: each candidate runs on a
+sample, plain and fused, and only those that agree are replaced. When the call ends the model is as
+it was.
+
+To compare, BESTK_FUSION=pieces leaves whole layers alone, and BESTK_FUSION=none everything.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,15 +20,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bestk.backends.transformers.attention import has_kernels
+from bestk.backends.transformers.joined import is_plain
+from bestk.backends.transformers.layers import FusedLayer, chain, fused_layers
+from bestk.backends.transformers.products import Products
+
 _TOLERANCE = {torch.float32: 1e-5}
 _HALF_TOLERANCE = 2e-2
 
 
 class Fusion:
-    """The parts of one model that may run as single kernels."""
+    """The parts of one model that may run as fused kernels."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any, config: Any, *, thorough: bool = False) -> None:
+        self.model, self.config = model, config
+        self.products = Products(thorough=thorough)
+        self.level = os.environ.get("BESTK_FUSION", "layers")
         self.modules: list[tuple[Any, Callable[..., Tensor]]] = []
+        self.rotary: list[Any] = []
+        self.layers: list[FusedLayer] = []
+        self.last_norm: Any = None
+        if self.level == "none" or not has_kernels(_device(model)):
+            return
         for module in model.modules():
             for fused in (_rms_norm, _gated):
                 if _agrees(module, fused):
@@ -33,25 +51,69 @@ class Fusion:
             for module in model.modules()
             if type(module).__name__.endswith("Attention")
         }
-        self.rotary: list[Any] = [sys.modules[name] for name in homes if _has_plain_rotary(name)]
+        self.rotary = [
+            sys.modules[name] for name in homes if _has_plain_rotary(name, _device(model))
+        ]
+        if self.level == "layers":
+            self._find_layers()
+
+    @property
+    def has_layers(self) -> bool:
+        """Say whether whole layers are fused."""
+        return bool(self.layers)
+
+    def leave_layers(self) -> None:
+        """Fuse no whole layers any more."""
+        self.level, self.layers, self.last_norm = "pieces", [], None
 
     @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Run the fused versions until the block ends."""
+    def applied(self, *, is_step: bool = False) -> Iterator[None]:
+        """Run the fused versions until the block ends; a step's few rows take the fastest ways."""
         from bestk.backends.transformers import kernels
 
+        if not all(layer.is_current() for layer in self.layers):
+            self._find_layers()
         before = [home.apply_rotary_pos_emb for home in self.rotary]
+        replaced = [*self.modules, *self._whole(is_step=is_step)]
         try:
-            for module, fused in self.modules:
+            for module, fused in replaced:
                 module.forward = fused
             for home in self.rotary:
                 home.apply_rotary_pos_emb = kernels.rotate
             yield
         finally:
-            for module, _ in self.modules:
+            for module, _ in replaced:
                 module.__dict__.pop("forward", None)
             for home, original in zip(self.rotary, before, strict=True):
                 home.apply_rotary_pos_emb = original
+            for layer in self.layers[:1]:
+                layer.carried.clear()
+
+    def _find_layers(self) -> None:
+        self.layers = fused_layers(self.model, self.config, self.products)
+        self.last_norm = chain(self.layers, self.model)
+
+    def _whole(self, *, is_step: bool) -> Iterator[tuple[Any, Callable[..., Tensor]]]:
+        """Name the layers that are replaced, and what comes after them."""
+        if not self.layers:
+            return
+        for layer in self.layers:
+            yield layer.layer, layer.forward
+        if self.last_norm is not None:
+            yield self.last_norm, functools.partial(_carried_norm, self.layers[0], self.last_norm)
+        head: Any = self.model.get_output_embeddings() if is_step else None
+        if is_plain(head):
+            yield head, lambda rows: self.products.whole(rows, head.weight, head.bias)
+
+
+def _device(model: nn.Module) -> torch.device:
+    weight = next(model.parameters(), None)
+    return torch.device("meta") if weight is None else weight.device
+
+
+def _carried_norm(layer: FusedLayer, norm: Any, hidden: Tensor) -> Tensor:
+    normed = layer.carried.take(hidden)
+    return _rms_norm(norm, hidden) if normed is None else normed
 
 
 def _rms_norm(norm: Any, hidden: Tensor) -> Tensor:
@@ -86,7 +148,7 @@ def _agrees(module: nn.Module, fused: Callable[..., Tensor]) -> bool:
     """Try a module plain and fused on a sample."""
     size = _sample_size(module, fused)
     weight = next(module.parameters(), None)
-    if size is None or weight is None or weight.device.type != "cuda":
+    if size is None or weight is None or not has_kernels(weight.device):
         return False
     sample = torch.linspace(-3, 5, size, dtype=weight.dtype, device=weight.device).repeat(2, 1)
     tolerance = _TOLERANCE.get(weight.dtype, _HALF_TOLERANCE)
@@ -98,16 +160,16 @@ def _agrees(module: nn.Module, fused: Callable[..., Tensor]) -> bool:
 
 
 @torch.inference_mode()
-def _has_plain_rotary(name: str) -> bool:
+def _has_plain_rotary(name: str, device: torch.device) -> bool:
     from bestk.backends.transformers import kernels
 
     function = getattr(sys.modules[name], "apply_rotary_pos_emb", None)
     if function is None:
         return False
-    source = torch.Generator("cuda").manual_seed(0)
+    source = torch.Generator(device).manual_seed(0)
 
     def sample(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=source, device="cuda")
+        return torch.randn(*shape, generator=source, device=device)
 
     query, keys = sample(2, 4, 3, 32), sample(2, 2, 3, 32)
     angle = sample(2, 3, 32)

@@ -1,8 +1,8 @@
-"""GPU kernels in Triton: tree attention, and the small operations around it in one launch each.
+"""GPU kernels in Triton: the small operations around a model's products, in one launch each.
 
-A node attends to its prompt and to its own path: nothing else is read, so the cost of a step does
-not grow with the number of slots that the search has filled. One program serves one node and one
-key/value head, for all query heads that share it.
+What comes out of a product is read as [parts, rows, columns]: a product that was split over its
+depth leaves one sum per part, and whoever reads it adds them, in order, and rounds the total to the
+model's dtype as the whole product would have been.
 """
 
 from __future__ import annotations
@@ -13,129 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-
-def tree_attention(
-    query: Tensor,  # [batch, heads, group, head]
-    keys: Tensor,  # [batch, kv_heads, places, head]
-    values: Tensor,
-    path: Tensor,  # [batch, group, depth] tree slots, −1 where there is none
-    prompt_length: Tensor,  # [batch]
-    prompt_size: int,
-    scaling: float,
-) -> Tensor:
-    """Attend from every node to the prompt and the node's path: [batch, group, heads, head]."""
-    batch, heads, width, head = query.shape
-    kv_heads = keys.shape[1]
-    output = query.new_empty(batch, width, heads, values.shape[-1])
-    grid = (batch * width, kv_heads)
-    _tree_attention[grid](
-        query,
-        keys,
-        values,
-        path,
-        prompt_length,
-        output,
-        *query.stride()[:3],
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        *output.stride()[:3],
-        path.stride(0),
-        path.stride(1),
-        width,
-        prompt_size,
-        path.shape[2],
-        heads // kv_heads,
-        scaling * 1.4426950408889634,  # log2(e): the kernel works in powers of two
-        head,
-        values.shape[-1],
-        block_heads=max(16, triton.next_power_of_2(heads // kv_heads)),
-        block_keys=64,
-        block_path=triton.next_power_of_2(max(16, path.shape[2])),
-        block_head=triton.next_power_of_2(max(16, head, values.shape[-1])),
-        precision="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=4,
-        num_stages=2,
-    )
-    return output
-
-
-@triton.jit
-def _tree_attention(
-    query, keys, values, path, prompt_length, output,
-    query_row, query_head, query_place,
-    keys_row, keys_head, keys_place,
-    values_row, values_head, values_place,
-    output_row, output_place, output_head,
-    path_row, path_place,
-    width, prompt_size, depth, shared_heads, scaling, head, value_head,
-    block_heads: tl.constexpr, block_keys: tl.constexpr, block_path: tl.constexpr,
-    block_head: tl.constexpr, precision: tl.constexpr,
-):  # fmt: skip
-    node, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row, place = (node // width).to(tl.int64), (node % width).to(tl.int64)
-    of_head = tl.arange(0, block_head)
-    lanes = tl.arange(0, block_heads)
-    heads = kv_head * shared_heads + lanes
-    is_head, is_value = of_head < head, of_head < value_head
-    is_lane = lanes < shared_heads
-
-    q = tl.load(
-        query + row * query_row + heads[:, None] * query_head + place * query_place + of_head,
-        mask=is_lane[:, None] & is_head, other=0.0,
-    )  # fmt: skip
-    key_base = keys + row * keys_row + kv_head * keys_head
-    value_base = values + row * values_row + kv_head * values_head
-    best = tl.full([block_heads], float("-inf"), tl.float32)
-    total = tl.zeros([block_heads], tl.float32)
-    mixed = tl.zeros([block_heads, block_head], tl.float32)
-
-    length = tl.load(prompt_length + row)
-    for start in range(0, length, block_keys):
-        index = start + tl.arange(0, block_keys)
-        seen = index < length
-        best, total, mixed = _attend(
-            q, key_base, value_base, index.to(tl.int64), seen, of_head, is_head, is_value,
-            keys_place, values_place, scaling, best, total, mixed, precision,
-        )  # fmt: skip
-
-    steps = tl.arange(0, block_path)
-    slot = tl.load(path + row * path_row + place * path_place + steps, mask=steps < depth, other=-1)
-    best, total, mixed = _attend(
-        q, key_base, value_base, tl.where(slot >= 0, prompt_size + slot - 1, 0), slot >= 0,
-        of_head, is_head, is_value, keys_place, values_place, scaling, best, total, mixed,
-        precision,
-    )  # fmt: skip
-
-    tl.store(
-        output + row * output_row + place * output_place + heads[:, None] * output_head + of_head,
-        (mixed / total[:, None]).to(output.dtype.element_ty),
-        mask=is_lane[:, None] & is_value,
-    )
-
-
-@triton.jit
-def _attend(
-    q, key_base, value_base, index, seen, of_head, is_head, is_value,
-    keys_place, values_place, scaling, best, total, mixed, precision: tl.constexpr,
-):  # fmt: skip
-    """Fold one block of keys into the running softmax."""
-    k = tl.load(
-        key_base + index[:, None] * keys_place + of_head, mask=seen[:, None] & is_head, other=0.0
-    )
-    # A compiled caller hands the scale over in double precision.
-    weight = (tl.dot(q, tl.trans(k), input_precision=precision) * scaling).to(tl.float32)
-    weight = tl.where(seen[None, :], weight, float("-inf"))
-    highest = tl.maximum(best, tl.max(weight, axis=1))
-    # The first block always holds the prompt's first token, so `highest` is finite.
-    weight = tl.exp2(weight - highest[:, None])
-    fade = tl.exp2(best - highest)
-    v = tl.load(
-        value_base + index[:, None] * values_place + of_head,
-        mask=seen[:, None] & is_value, other=0.0,
-    )  # fmt: skip
-    mixed = mixed * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=precision)
-    return highest, total * fade + tl.sum(weight, axis=1), mixed
 
 
 def rotate(
@@ -253,6 +130,166 @@ def _rms_norm(hidden, weight, output, size, epsilon, block: tl.constexpr):
     scale = tl.rsqrt((tl.sum(x * x, axis=0) / size + epsilon).to(tl.float32))
     w = tl.load(weight + index, mask=inside, other=0.0)
     tl.store(output + row * size + index, (x * scale).to(w.dtype) * w, mask=inside)
+
+
+def add_norm(
+    hidden: Tensor, product: Tensor, weight: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """Add a product [parts, rows, size] to `hidden`; return the sum, and the sum normed."""
+    size, parts = hidden.shape[-1], product.shape[0]
+    hidden = hidden.contiguous()
+    total, normed = torch.empty_like(hidden), torch.empty_like(hidden)
+    block = triton.next_power_of_2(size)
+    _add_norm[(hidden.numel() // size,)](
+        hidden, product, weight, total, normed, size, product.stride(0), product.stride(1), epsilon,
+        parts=parts, block=block, num_warps=8 if block >= 2048 else 4,
+    )  # fmt: skip
+    return total, normed
+
+
+@triton.jit
+def _add_norm(
+    hidden, product, weight, total, normed, size, product_part, product_row, epsilon,
+    parts: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, block)
+    inside = index < size
+    old = tl.load(hidden + row * size + index, mask=inside, other=0.0)
+    kind = old.dtype
+    added = _summed(product + row * product_row + index, product_part, inside, parts, kind)
+    x = (old.to(tl.float32) + added.to(tl.float32)).to(kind)
+    tl.store(total + row * size + index, x, mask=inside)
+    x = x.to(tl.float32)
+    scale = tl.rsqrt((tl.sum(x * x, axis=0) / size + epsilon).to(tl.float32))
+    w = tl.load(weight + index, mask=inside, other=0.0)
+    tl.store(normed + row * size + index, (x * scale).to(kind) * w, mask=inside)
+
+
+@triton.jit
+def _summed(at, part_size, inside, parts: tl.constexpr, kind: tl.constexpr):
+    """Add the parts of a product in order, and round the sum to what the model computes in."""
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, parts):
+        x += tl.load(at + part * part_size, mask=inside, other=0.0).to(tl.float32)
+    return x.to(kind)
+
+
+def place(
+    product: Tensor,  # [parts, batch * group, (heads + 2 * kv_heads) * head]
+    cos: Tensor,  # [batch or 1, group, head]
+    sin: Tensor,
+    keys: Tensor,  # [batch, kv_heads, places, head]
+    values: Tensor,
+    at: Tensor,  # [batch, group]
+    norms: tuple[Tensor, Tensor, float] | None = None,  # weights for queries and keys, epsilon
+) -> Tensor:
+    """Turn queries and keys, store keys and values: return the queries [batch, heads, group, head].
+
+    Reads the one product that holds queries, keys and values side by side.
+    """
+    batch, width = at.shape
+    kv_heads, head = keys.shape[1], keys.shape[3]
+    heads = product.shape[2] // head - 2 * kv_heads
+    query = keys.new_empty(batch, width, heads, head)
+    cos, sin = cos.expand(batch, width, head), sin.expand(batch, width, head)
+    query_norm, key_norm, epsilon = (keys, keys, 0.0) if norms is None else norms
+    _place[(batch * width, heads + 2 * kv_heads)](
+        product, cos, sin, keys, values, at, query, query_norm, key_norm,
+        product.stride(0), product.stride(1),
+        cos.stride(0), cos.stride(1), sin.stride(0), sin.stride(1),
+        *keys.stride()[:3], *values.stride()[:3], at.stride(0), at.stride(1),
+        width, heads, kv_heads, head // 2, epsilon,
+        parts=product.shape[0],
+        with_norms=norms is not None,
+        block=triton.next_power_of_2(head // 2),
+        num_warps=1,
+    )  # fmt: skip
+    return query.transpose(1, 2)
+
+
+@triton.jit
+def _place(
+    product, cos, sin, keys, values, at, query, query_norm, key_norm,
+    product_part, product_row, cos_row, cos_place, sin_row, sin_place,
+    keys_row, keys_head, keys_place, values_row, values_head, values_place, at_row, at_place,
+    width, heads, kv_heads, half, epsilon,
+    parts: tl.constexpr, with_norms: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    node, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, place = node // width, node % width
+    index = tl.arange(0, block)
+    inside = index < half
+    kind = keys.dtype.element_ty
+    source = product + node * product_row + which * 2 * half + index
+    low = _summed(source, product_part, inside, parts, kind)
+    high = _summed(source + half, product_part, inside, parts, kind)
+    target = tl.load(at + row * at_row + place * at_place).to(tl.int64)
+    if which >= heads + kv_heads:
+        of_value = (which - heads - kv_heads).to(tl.int64)
+        out = values + row * values_row + of_value * values_head + target * values_place + index
+    else:
+        if which < heads:
+            out = query + (node * heads + which) * 2 * half + index
+            norm = query_norm + index
+        else:
+            of_key = (which - heads).to(tl.int64)
+            out = keys + row * keys_row + of_key * keys_head + target * keys_place + index
+            norm = key_norm + index
+        if with_norms:
+            low, high = _normed(low, high, norm, half, inside, epsilon)
+        cos_at = cos + row * cos_row + place * cos_place + index
+        sin_at = sin + row * sin_row + place * sin_place + index
+        cos_low = tl.load(cos_at, mask=inside, other=0.0)
+        cos_high = tl.load(cos_at + half, mask=inside, other=0.0)
+        sin_low = tl.load(sin_at, mask=inside, other=0.0)
+        sin_high = tl.load(sin_at + half, mask=inside, other=0.0)
+        # Rounded after each product, as the unfused operations are.
+        turned = (low * cos_low).to(kind) - (high * sin_low).to(kind)
+        high = ((high * cos_high).to(kind) + (low * sin_high).to(kind)).to(kind)
+        low = turned.to(kind)
+    tl.store(out, low, mask=inside)
+    tl.store(out + half, high, mask=inside)
+
+
+@triton.jit
+def _normed(low, high, norm, half, inside, epsilon):
+    """Scale the two halves of a head by their common root mean square."""
+    kind = low.dtype
+    a, b = low.to(tl.float32), high.to(tl.float32)
+    mean = (tl.sum(a * a, axis=0) + tl.sum(b * b, axis=0)) / (2 * half)
+    scale = tl.rsqrt((mean + epsilon).to(tl.float32))
+    weight_low = tl.load(norm, mask=inside, other=0.0)
+    weight_high = tl.load(norm + half, mask=inside, other=0.0)
+    return ((a * scale).to(kind) * weight_low).to(kind), ((b * scale).to(kind) * weight_high).to(
+        kind
+    )
+
+
+def gated(product: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return silu(gate) · up of the one product [parts, rows, gate and up side by side]."""
+    parts, rows, both = product.shape
+    output = product.new_empty(rows, both // 2, dtype=dtype)
+    _gated[(rows, triton.cdiv(both // 2, 1024))](
+        product, output, both // 2, product.stride(0), product.stride(1),
+        parts=parts, block=1024, num_warps=4,
+    )  # fmt: skip
+    return output
+
+
+@triton.jit
+def _gated(
+    product, output, size, product_part, product_row, parts: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.program_id(1) * block + tl.arange(0, block)
+    inside = index < size
+    kind = output.dtype.element_ty
+    at = product + row * product_row + index
+    gate = _summed(at, product_part, inside, parts, kind).to(tl.float32)
+    up = _summed(at + size, product_part, inside, parts, kind)
+    silu = (gate / (1 + tl.exp(-gate))).to(kind)
+    tl.store(output + row * size + index, silu * up, mask=inside)
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:

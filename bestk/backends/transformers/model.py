@@ -61,7 +61,7 @@ class Checkpoint:
     @functools.cached_property
     def fusion(self) -> Fusion:
         """Find what of the model can run as fused kernels."""
-        return Fusion(self.model)
+        return Fusion(self.model, self.config, thorough=self.is_compiled)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -9,10 +9,11 @@ prefixes are recomputed instead.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,15 +21,19 @@ from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 
 from bestk.backends.base import Children, Group, Room, Session, Shaper, shaped_children
-from bestk.backends.transformers.adapters import Positions, positions_for
+from bestk.backends.transformers.adapters import Positions, RelativeBias, positions_for
 from bestk.backends.transformers.attention import has_kernels
 from bestk.backends.transformers.cache import Layout, tree_cache
-from bestk.backends.transformers.decoder_prompt import setting
-from bestk.backends.transformers.prefix import PrefixSession
+from bestk.backends.transformers.forbidden import Forbidden
 from bestk.backends.transformers.probe import window
-from bestk.backends.transformers.seq2seq_probe import find_obstacle
+from bestk.backends.transformers.seq2seq_prefix import Seq2SeqPrefixSession
+from bestk.backends.transformers.seq2seq_probe import agrees, find_obstacle, reads_tensors
 from bestk.backends.transformers.source_cache import SourcePlaces, source_cache
 from bestk.backends.transformers.sources import Encoded, Seq2SeqCheckpoint, Source
+from bestk.backends.transformers.switches import is_off
+
+if TYPE_CHECKING:  # it needs Triton
+    from bestk.backends.transformers.fused_decoder import FusedDecoder
 
 logger = logging.getLogger("bestk")
 
@@ -58,6 +63,7 @@ class Seq2SeqBackend:
         self.reads_text = self.checkpoint.reads_text
         self._obstacle: str | None = None
         self._is_probed = False
+        self._example: Source = [0]
         self._noticed: set[str] = set()
 
     @property
@@ -74,7 +80,8 @@ class Seq2SeqBackend:
         self.checkpoint.evaluate()
         obstacle = self.obstacle(prompts[0], self.checkpoint.prompt_size(prompts[0]) + room.depth)
         if obstacle is None:
-            return Seq2SeqTreeSession(self.checkpoint, prompts, room, shaper)
+            fused = self._fused if self._with_kernel else None
+            return Seq2SeqTreeSession(self.checkpoint, prompts, room, shaper, fused=fused)
         if obstacle not in self._noticed:
             self._noticed.add(obstacle)
             logger.warning("%s: recomputing prefixes, %s", self.name, obstacle)
@@ -94,14 +101,41 @@ class Seq2SeqBackend:
         The first call tries the model out; `source` gives the shape of its features.
         """
         if not self._is_probed:
+            self._example = source
             self._obstacle = find_obstacle(
                 self.checkpoint, source, Seq2SeqTreeSession, Seq2SeqPrefixSession
             )
+            is_shared = self._obstacle is None and has_one_gpu(self.checkpoint)
+            if is_shared and not is_off("read"):
+                self.checkpoint.can_read_tensors = reads_tensors(
+                    self.checkpoint, source, Seq2SeqTreeSession
+                )
             self._is_probed = True
         reach = window(self.checkpoint)
         if self._obstacle is None and reach is not None and length > reach:
             return f"since its attention window of {reach} is shorter than {length} tokens"
         return self._obstacle
+
+    @functools.cached_property
+    def _fused(self) -> FusedDecoder | None:
+        if not has_one_gpu(self.checkpoint):
+            return None
+        from bestk.backends.transformers.fused_decoder import fused_decoder
+
+        return fused_decoder(self.checkpoint.model)
+
+    @functools.cached_property
+    def _with_kernel(self) -> bool:
+        """Say whether the decoder's layers as kernels give this model's own numbers."""
+        if self._fused is None:
+            return False
+        fused = functools.partial(Seq2SeqTreeSession, fused=self._fused)
+        return agrees(self.checkpoint, self._example, Seq2SeqTreeSession, fused)
+
+
+def has_one_gpu(checkpoint: Seq2SeqCheckpoint) -> bool:
+    """Say whether kernels and graphs can run: all of the model is on one GPU."""
+    return has_kernels(checkpoint.device) and len(checkpoint.devices) == 1
 
 
 class Seq2SeqTreeSession:
@@ -113,15 +147,20 @@ class Seq2SeqTreeSession:
         sources: Sequence[Source],
         room: Room,
         shaper: Shaper | None = None,
+        *,
+        fused: FusedDecoder | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.sources: dict[int, Source] = dict(enumerate(sources))
         self.shaper = shaper
+        self.fused = fused
         self.num_children = room.num_children
         self.forbidden = Forbidden(checkpoint)
         batch, size, device = len(sources), checkpoint.prompt_size(sources[0]), checkpoint.device
         self.tokens = torch.zeros(batch, size, dtype=torch.int64, device=device)
-        with_kernel = has_kernels(device) and len(checkpoint.devices) == 1
+        known = [0 if token is None else token for token in checkpoint.prompt]
+        self.prompt = torch.tensor([known], dtype=torch.int64, device=device)
+        with_kernel = fused is not None or has_one_gpu(checkpoint)
         # Attention with a mask copies it in every layer unless its rows are whole lines of memory.
         spare = -(size + room.capacity) % 8 if with_kernel else 0
         self.layout = Layout(
@@ -132,8 +171,12 @@ class Seq2SeqTreeSession:
             used=size,
         )
         # The room may know of longer sources to come.
-        self.places = SourcePlaces(max([*map(len, sources), room.prompt_size]))
+        longest = max([*map(len, sources), room.prompt_size])
+        self.places = SourcePlaces(longest + (-longest % 8 if with_kernel else 0))
+        self.source_length = torch.ones(batch, dtype=torch.int64, device=device)
         self.source: dict[str, Any] = {}
+        # Four axes, so that nobody makes a mask: the kernels look at none.
+        self.no_mask = torch.zeros(batch, 1, 1, 1, dtype=checkpoint.dtype, device=device)
         self.cache: Any = EncoderDecoderCache(
             tree_cache(self.layout), source_cache(self.layout, self.places)
         )
@@ -162,12 +205,47 @@ class Seq2SeqTreeSession:
         layout, device = self.layout, self.checkpoint.device
         rows = torch.tensor(list(sources), device=device)
         self.tokens.index_copy_(0, rows, torch.tensor(encoded.prompts, device=device))
-        self._place(encoded, rows)
+        places = encoded.hidden.shape[1]
+        full = torch.full((len(rows),), places, device=device)
+        lengths = full if encoded.mask is None else encoded.mask.sum(dim=1)
+        self._place(encoded.kind(last_hidden_state=encoded.hidden), lengths, rows)
         layout.write, layout.rows = None, rows
         self.cache.is_updated.clear()
         last = self.checkpoint.logits_after(
             encoded.prompts, **encoded.options(), past_key_values=self.cache, use_cache=True
         )
+        return self._first_children(group, last, rows)
+
+    def can_read(self, sources: Iterable[Source]) -> bool:
+        """Say whether `read` takes such sources: texts, all with the one prompt of the decoder."""
+        if not self.checkpoint.can_read_tensors or self.tokens.shape[1] != self.prompt.shape[1]:
+            return False
+        return not any(isinstance(source, Tensor | Encoded) for source in sources)
+
+    @torch.inference_mode()
+    def read(self, group: Group, tokens: Tensor, lengths: Tensor, rows: Tensor) -> Children:
+        """Do what `refill` does with texts, from tensors: the part that a CUDA graph can hold."""
+        layout, device = self.layout, self.checkpoint.device
+        encoded, mask = self.checkpoint.encode_tensors(tokens, lengths)
+        prompts = self.prompt.expand(len(rows), -1)
+        self.tokens.index_copy_(0, rows, prompts)
+        self._place(encoded, lengths, rows)
+        layout.write, layout.rows = None, rows
+        self.cache.is_updated.clear()
+        size = prompts.shape[1]
+        is_past = torch.ones(size, size, dtype=torch.bool, device=device).tril()
+        last = self.checkpoint.last_logits(
+            prompts,
+            torch.full((len(rows),), size, device=device),
+            encoder_outputs=encoded,
+            attention_mask=mask.expand(-1, -1, size, -1),
+            decoder_attention_mask=self._mask(is_past.expand(len(rows), 1, -1, -1)),
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return self._first_children(group, last, rows)
+
+    def _first_children(self, group: Group, last: Tensor, rows: Tensor) -> Children:
         logits = last.new_zeros(len(self.tokens), 1, last.shape[-1])
         logits.index_copy_(0, rows, self.forbidden.at_start(last[:, None]))
         return shaped_children(group, logits, self.num_children, self.shaper)
@@ -182,6 +260,8 @@ class Seq2SeqTreeSession:
         """Return the logits after every node of the group, and keep its keys and values."""
         layout, width = self.layout, group.token.shape[1]
         layout.advance(group)
+        if self.fused is not None:
+            return self._fused_logits(self.fused, group)
         if width == 1 and not self.checkpoint.can_mask_one:
             group = _doubled(group, scratch=layout.capacity)
             layout.write = layout.place(group.slot)
@@ -204,6 +284,26 @@ class Seq2SeqTreeSession:
         logits: Tensor = output.logits.to(self.checkpoint.device)
         return logits[:, :width]
 
+    def _fused_logits(
+        self, fused: FusedDecoder, group: Group
+    ) -> Float[Tensor, "batch group vocab"]:
+        layout, positions = self.layout, self.positions
+        biases = positions.by_attention if isinstance(positions, RelativeBias) else {}
+        layers = fused.applied(layout, group, self.source_length, biases)
+        # The kernels know distances; other positions belong to the embedding.
+        told: Any = contextlib.nullcontext({}) if biases else positions.given(layout, group)
+        with layers, told as given:
+            output = self.checkpoint.model(
+                decoder_input_ids=group.token.clamp(min=0),
+                decoder_attention_mask=self.no_mask,
+                **self.source,
+                **given,
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        logits: Tensor = output.logits
+        return logits
+
     def close(self) -> None:
         """Let go of the caches."""
         self.cache = None
@@ -216,111 +316,31 @@ class Seq2SeqTreeSession:
             raise ValueError("its decoder takes no positions")
         return positions
 
-    def _place(self, encoded: Encoded, rows: Int[Tensor, " read"]) -> None:
+    def _place(
+        self, encoded: Any, lengths: Int[Tensor, " read"], rows: Int[Tensor, " read"]
+    ) -> None:
         """Make room for the longest source to come, and say which places these sources fill."""
         batch, is_text = len(self.tokens), self.checkpoint.reads_text
-        _, places, width = encoded.hidden.shape
+        _, places, width = encoded.last_hidden_state.shape
         if not self.source:
             self.places.size = max(self.places.size, places) if is_text else places
             size = self.places.size
             # The keys and values are cached: of the encoder's output only the shape is looked at.
-            shape = encoded.hidden.new_zeros(1, 1, 1).expand(batch, size, width)
-            self.source = {"encoder_outputs": encoded.kind(last_hidden_state=shape)}
+            shape = encoded.last_hidden_state.new_zeros(1, 1, 1).expand(batch, size, width)
+            self.source = {"encoder_outputs": type(encoded)(last_hidden_state=shape)}
             if is_text:
                 visible = torch.zeros(batch, 1, 1, size, dtype=torch.bool, device=rows.device)
                 # Four axes, so that no forward call has to build, or look into, a mask of its own.
                 self.source["attention_mask"] = self._mask(visible)
+        self.source_length.index_copy_(0, rows, lengths)
         if is_text:
-            visible = torch.zeros(len(rows), 1, 1, self.places.size, device=rows.device)
-            visible[..., :places] = 1 if encoded.mask is None else encoded.mask[:, None, None]
-            mask = self._mask(visible.bool())
+            visible = torch.arange(self.places.size, device=rows.device) < lengths[:, None]
+            mask = self._mask(visible[:, None, None])
             self.source["attention_mask"].index_copy_(0, rows, mask)
 
     def _mask(self, visible: Bool[Tensor, "batch 1 queries places"]) -> Tensor:
         # On a GPU every layer would turn a mask of yes and no into numbers again.
         return self.checkpoint.attention_mask(visible, as_numbers=self.layout.with_kernel)
-
-
-class Seq2SeqPrefixSession(PrefixSession):
-    """A batch of searches without a decoder cache; the sources are still encoded only once."""
-
-    def __init__(
-        self,
-        checkpoint: Seq2SeqCheckpoint,
-        sources: Sequence[Source],
-        room: Room,
-        shaper: Shaper | None = None,
-    ) -> None:
-        super().__init__(checkpoint, [[] for _ in sources], room.num_children, shaper)
-        self.checkpoint: Seq2SeqCheckpoint = checkpoint
-        self.sources: dict[int, Source] = dict(enumerate(sources))
-        self.parts: dict[int, Encoded] = {}
-        self.forbidden = Forbidden(checkpoint)
-
-    @torch.inference_mode()
-    def decoder_prompts(self) -> list[list[int]]:
-        """Return what the texts of each search follow on; `root` need not encode twice for it."""
-        sources, prompts = self.checkpoint.told(list(self.sources.values()))
-        self.sources = dict(zip(self.sources, sources, strict=True))
-        return prompts
-
-    def root(self, group: Group) -> Children:
-        """Encode the sources and read the decoder's prompts."""
-        return self.refill(group, self.sources)
-
-    @torch.inference_mode()
-    def refill(self, group: Group, sources: Mapping[int, Source]) -> Children:
-        """Read new sources for some of the searches; the other rows of the result mean nothing."""
-        encoded = self.checkpoint.encode(list(sources.values()))
-        for row, part in zip(sources, encoded.parts(), strict=True):
-            self.parts[row] = part
-            self.prompts[row] = part.prompts[0]
-        self.encoded = Encoded.joined([self.parts[row] for row in sorted(self.parts)])
-        rows = torch.arange(len(self.prompts), device=group.slot.device)
-        logits = self.forbidden.at_start(self.read(self.prompts, rows)[:, None])
-        return shaped_children(group, logits, self.num_children, self.shaper)
-
-    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> Seq2SeqPrefixSession:
-        """Return a session of another size that goes on with these searches."""
-        other = super().moved(rows, batch, prompt_size)
-        assert isinstance(other, Seq2SeqPrefixSession)
-        old = [*rows, *[min(self.parts)] * (batch - len(rows))]
-        other.parts = {new: self.parts[row] for new, row in enumerate(old)}
-        other.encoded = Encoded.joined(list(other.parts.values()))
-        return other
-
-    @torch.inference_mode()
-    def expand(self, group: Group) -> Children:
-        """Read the prefixes of all nodes, each over its own source."""
-        logits = self.forbidden.later(self.logits(group))
-        return shaped_children(group, logits, self.num_children, self.shaper)
-
-    def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
-        """Return the logits after each decoder sequence, given the source of its row."""
-        return self.checkpoint.read(self.encoded, sequences, rows)
-
-
-class Forbidden:
-    """Tokens that the generation config rules out everywhere: Marian's padding, Whisper's signs.
-
-    Only single tokens: phrases and all other rules are for the processors.
-    """
-
-    def __init__(self, checkpoint: Seq2SeqCheckpoint) -> None:
-        words = _listed(checkpoint, "bad_words_ids")
-        always = {word[0] for word in words if len(word) == 1}
-        always |= set(_listed(checkpoint, "suppress_tokens"))
-        first = always | set(_listed(checkpoint, "begin_suppress_tokens"))
-        self._later = _is_listed(always, checkpoint)
-        self._at_start = _is_listed(first, checkpoint)
-
-    def at_start(self, logits: Tensor) -> Tensor:
-        """Rule tokens out of the first place of a text."""
-        return logits if self._at_start is None else logits.masked_fill(self._at_start, -torch.inf)
-
-    def later(self, logits: Tensor) -> Tensor:
-        """Rule tokens out of any other place."""
-        return logits if self._later is None else logits.masked_fill(self._later, -torch.inf)
 
 
 def _doubled(group: Group, scratch: int) -> Group:
@@ -332,17 +352,3 @@ def _doubled(group: Group, scratch: int) -> Group:
     columns = {field.name: twice(getattr(group, field.name)) for field in fields(group)}
     columns["slot"] = torch.cat([group.slot, torch.full_like(group.slot, scratch)], dim=1)
     return Group(**columns)
-
-
-def _listed(checkpoint: Seq2SeqCheckpoint, name: str) -> list[Any]:
-    return (setting(checkpoint.model, name) or []) if checkpoint.has_rules else []
-
-
-def _is_listed(tokens: set[int], checkpoint: Seq2SeqCheckpoint) -> Bool[Tensor, " vocab"] | None:
-    size = checkpoint.vocab_size
-    listed = [token for token in tokens if 0 <= token < size]
-    if not listed:
-        return None
-    mask = torch.zeros(size, dtype=torch.bool, device=checkpoint.device)
-    mask[listed] = True
-    return mask

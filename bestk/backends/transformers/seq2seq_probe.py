@@ -7,7 +7,10 @@ from the plain answer the model is refused, since no answer is better than a wro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +18,18 @@ import torch
 from torch import Tensor
 
 from bestk.backends.base import Group, Room
+from bestk.backends.transformers.model import pad_right
 from bestk.backends.transformers.probe import distance, probe_group, tolerance
 from bestk.backends.transformers.sources import Encoded, Seq2SeqCheckpoint, Source
 from bestk.errors import ModelError
 
-# Slots 1 and 2 are siblings, 3 a child of 1, 4 of 3, 5 of 2, 6 of 5. The last call is of one node:
-# some decoders drop the mask when there is a single query.
-_CALLS = ([[1], [2]], [[1, 3], [1, 3, 4]], [[2, 5]], [[2, 5, 6]])
-_NUM_SLOTS = 7
+logger = logging.getLogger("bestk")
+
+# Slots 1 and 2 are siblings, 3 is a child of 1 and 4 of 3, 5 and 6 of 2, 7 of 4. As in a search, no
+# call holds a node and its ancestor. One has nodes of unequal depths, and the last one is of one
+# node: some decoders drop the mask when there is a single query.
+_CALLS = ([[1], [2]], [[1, 3], [2, 5]], [[1, 3, 4], [2, 6]], [[1, 3, 4, 7]])
+_NUM_SLOTS = 8
 
 MakeSession = Callable[..., Any]
 
@@ -51,6 +58,81 @@ def find_obstacle(
     raise ModelError(f"{checkpoint.name} cannot be searched: {reason}")
 
 
+@torch.inference_mode()
+def reads_tensors(checkpoint: Seq2SeqCheckpoint, source: Source, tree: MakeSession) -> bool:
+    """Say whether texts can be read from padded tensors, without a question to the device."""
+    is_plain = checkpoint.reads_text and checkpoint.can_pad and None not in checkpoint.prompt
+    encoder = checkpoint.model.get_encoder()
+    is_whole = not getattr(encoder.config, "sliding_window", None)
+    if not is_plain or not is_whole or isinstance(source, Encoded):
+        return False
+    probe = _Probe(checkpoint, _sources(checkpoint, source))
+    error, failure = probe.error_of(tree, _read)
+    logger.debug("%s: read from tensors: %s", checkpoint.name, failure or f"off by {error:.2g}")
+    return failure is None and error <= probe.tolerance
+
+
+@torch.inference_mode()
+def agrees(
+    checkpoint: Seq2SeqCheckpoint, source: Source, plain: MakeSession, fused: MakeSession
+) -> bool:
+    """Say whether a decoder of fused kernels gives the model's own numbers.
+
+    Compared with the model's own layers over the same cache, since half precision needs a measure
+    that is stricter than what plain forward passes allow: the spread of the logits themselves.
+    """
+    probe = _Probe(checkpoint, _sources(checkpoint, source))
+    worst, found, failure = probe.answers(fused)
+    _, usual, _ = probe.answers(plain)
+    error = probe.error(found) if failure is None else worst
+    apart = max((_apart(*pair) for pair in zip(usual, found, strict=False)), default=worst)
+    logger.debug(
+        "%s: fused layers: %s", checkpoint.name, failure or f"off by {error:.2g}, {apart:.2g}"
+    )
+    is_close = apart <= (1e-3 if probe.tolerance < 0.1 else 0.1)
+    return failure is None and error <= probe.tolerance and is_close
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Return how far two sets of logits are apart, as a share of their spread."""
+    one, other = one.float(), other.float()
+    spread = one.std(dim=-1, keepdim=True).clamp(min=1e-6)
+    difference = (one - one.mean(-1, keepdim=True)) - (other - other.mean(-1, keepdim=True))
+    return float((difference.abs() / spread).mean().nan_to_num(nan=torch.inf))
+
+
+def _root(session: Any, group: Group, sources: list[Any]) -> float:
+    session.root(group)
+    return 0.0
+
+
+def _read(session: Any, group: Group, sources: list[Any]) -> float:
+    """Read the sources from tensors, and say how far the first children are from the usual ones."""
+    usual = session.root(group).log_prob
+    device = session.checkpoint.device
+    tokens, lengths = pad_right(sources, device, size=max(map(len, sources)) + 3)
+    rows = torch.arange(len(sources), device=device)
+    with _unasked(device):
+        first = session.read(group, tokens, lengths, rows).log_prob
+    return float((first - usual).abs().nan_to_num(nan=0.0).mean())
+
+
+@contextlib.contextmanager
+def _unasked(device: torch.device) -> Iterator[None]:
+    """Let whatever waits for the device fail, as it would while a graph is captured."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode is said to be a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 class _Probe:
     """Two sources, a small tree over each, and the plain answers for all its nodes."""
 
@@ -73,26 +155,38 @@ class _Probe:
                 return False
         return True
 
-    def error_of(self, make: MakeSession) -> tuple[float, str | None]:
+    def error_of(
+        self, make: MakeSession, begin: Callable[..., float] = _root
+    ) -> tuple[float, str | None]:
         """Return the largest mean difference of log-probabilities, or what failed."""
-        room = Room(width=2, capacity=_NUM_SLOTS, depth=4, num_children=1)
-        worst = 0.0
+        worst, found, failure = self.answers(make, begin)
+        return max(worst, self.error(found)), failure
+
+    def answers(
+        self, make: MakeSession, begin: Callable[..., float] = _root
+    ) -> tuple[float, list[Tensor], str | None]:
+        """Search the small trees: how far the beginning was off, all logits, or what failed."""
+        room = Room(width=2, capacity=_NUM_SLOTS, depth=4, num_children=1, prompt_size=16)
         try:
             session = make(self.checkpoint, self.sources, room)
-            session.root(self._group([[]]))
-            for call in _CALLS:
-                logits = session.logits(self._group(call))
-                for row in range(len(self.sources)):
-                    for place, path in enumerate(call):
-                        plain = self._plain(row, path)
-                        worst = max(worst, distance(logits[row, place], plain))
+            worst = begin(session, self._group([[]]), self.sources)
+            found = [session.logits(self._group(call)) for call in _CALLS]
             session.close()
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, NameError):  # neither says anything about the model
             raise
         except Exception as error:  # whatever a family does with masks it was not written for
-            first = str(error).strip().splitlines()
-            return float("inf"), first[0] if first else type(error).__name__
-        return worst, None
+            lines = str(error).strip().splitlines()
+            return float("inf"), [], lines[0] if lines else type(error).__name__
+        return worst, found, None
+
+    def error(self, found: list[Tensor]) -> float:
+        """Return the largest mean difference of log-probabilities from plain forward passes."""
+        worst = 0.0
+        for call, logits in zip(_CALLS, found, strict=False):
+            for row in range(len(self.sources)):
+                for place, path in enumerate(call):
+                    worst = max(worst, distance(logits[row, place], self._plain(row, path)))
+        return worst
 
     def _plain(self, row: int, path: list[int]) -> Tensor:
         """Run the whole model over one source, encoder and all."""

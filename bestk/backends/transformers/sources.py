@@ -20,6 +20,10 @@ from bestk.errors import PromptError
 
 # Encoders with one of these look at blocks of the source, which padding moves or mixes into them.
 _SPARSE = ("attention_window", "encoder_attention_type", "block_size")
+# Places of a mask that lie on whole lines of memory come in multiples of this many.
+_LINE = 8
+# Numbers of a mask that is worth spelling out: some tens of megabytes.
+_SMALL_MASK = 2**24
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Seq2SeqCheckpoint(Checkpoint):
         # What the probe may find to be wrong:
         self.can_pad_prefixes = True
         self.can_mask_one = True  # LED's decoder drops the mask of a single query
+        self.can_read_tensors = False  # whether `encode_tensors` gives what `encode` gives
 
     @property
     def reads_text(self) -> bool:
@@ -128,6 +133,29 @@ class Seq2SeqCheckpoint(Checkpoint):
         if padding is not None:
             tokens = tokens.where(mask, padding)
         return self._run_encoder(tokens, mask)
+
+    def encode_tensors(
+        self, tokens: Int[Tensor, "batch width"], lengths: Int[Tensor, " batch"]
+    ) -> tuple[Any, Float[Tensor, "batch 1 1 places"]]:
+        """Encode texts padded on the right without asking the device: the output, and its mask.
+
+        The places are filled up to whole lines of memory where the encoder has positions for them:
+        attention would copy its mask in every layer otherwise.
+        """
+        width, most = tokens.shape[1], self.max_source_length
+        spare = -width % _LINE
+        if most is None or width + spare <= most:
+            tokens = torch.nn.functional.pad(tokens, (0, spare))
+        is_seen = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
+        padding = setting(self.model, "pad_token_id")
+        if padding is not None:
+            tokens = tokens.masked_fill(~is_seen, int(padding))
+        # Four axes, so that the encoder need not build, or look into, a mask of its own.
+        mask = self.attention_mask(is_seen[:, None, None], as_numbers=True)
+        wide = mask.expand(-1, -1, tokens.shape[1], -1)
+        if wide.numel() <= _SMALL_MASK:  # else every layer would do it
+            wide = wide.contiguous()
+        return self.model.get_encoder()(input_ids=tokens, attention_mask=wide), mask
 
     def prompt_size(self, source: Source) -> int:
         """Count the decoder's tokens before a text."""

@@ -1,0 +1,119 @@
+"""Compares fused decoder layers with a model's own, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import interpreted
+import tiny
+import torch
+import transformers
+
+import bestk
+from bestk.backends.transformers import layers
+
+PROMPTS = [[5, 9, 3, 17, 8, 40, 2], [7, 7, 1]]
+OPTIONS: dict[str, Any] = {
+    "k": 3,
+    "beam_size": 2,
+    "max_new_tokens": 3,
+    "min_prob": 0.01,
+    "max_children": 8,
+}
+
+
+def made(family: str) -> Any:
+    if family == "qwen2":
+        config = transformers.Qwen2Config(**tiny.GROUPED)
+        torch.manual_seed(0)
+        model = transformers.Qwen2ForCausalLM(config).eval()
+        for layer in model.model.layers:
+            for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                part.bias.data.normal_()
+        return model
+    if family == "granite":  # looks like Llama, but scales its residuals
+        config = transformers.GraniteConfig(**tiny.GROUPED, residual_multiplier=0.5)
+        torch.manual_seed(0)
+        return transformers.GraniteForCausalLM(config).eval()
+    return tiny.fresh(family)
+
+
+def tree(result: Any) -> list[tuple[int, int]]:
+    return list(zip(result.tree.parent.tolist(), result.tree.token.tolist(), strict=True))
+
+
+def compare(family: str, number_fused: int) -> None:
+    """Search with fused layers and with masks: the trees must be the same."""
+    model = made(family)
+    plain = bestk.from_transformers(model)
+    plain.backend.__dict__["_with_kernel"] = False
+    expected = bestk.search(plain, PROMPTS, **OPTIONS)
+    lm = bestk.from_transformers(model)
+    assert lm.backend._with_kernel, "the kernel was not taken"
+    fusion = lm.backend.checkpoint.fusion
+    assert len(fusion.layers) == number_fused, f"{family}: {len(fusion.layers)} layers were fused"
+    runs = counted(layers.FusedLayer, "_step")
+    takes = counted(layers.Carried, "put")
+    found = bestk.search(lm, PROMPTS, **OPTIONS)
+    assert bool(runs) == bool(takes) == bool(number_fused)
+    for one, other in zip(expected, found, strict=True):
+        assert tree(one) == tree(other), f"{family}: the trees differ"
+        torch.testing.assert_close(one.tree.log_prob, other.tree.log_prob, rtol=1e-4, atol=1e-4)
+    for module in model.modules():
+        assert "forward" not in module.__dict__, "the model was not left as it was"
+
+
+def counted(owner: Any, name: str) -> list[int]:
+    calls: list[int] = []
+    original = getattr(owner, name)
+
+    def counting(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return original(*args, **options)
+
+    setattr(owner, name, counting)
+    return calls
+
+
+def half_precision() -> None:
+    """Steps by the kernels for few rows agree with plain forwards: float16, which CPUs can do."""
+    os.environ["BESTK_PRODUCTS"] = "kernels"
+    try:
+        lm = bestk.from_transformers(made("qwen2").half())
+        assert lm.backend._with_kernel, "the kernel was not taken"
+    finally:
+        del os.environ["BESTK_PRODUCTS"]
+    assert len(lm.backend.checkpoint.fusion.layers) == 3
+    chosen = lm.backend.checkpoint.fusion.products._chosen
+    ways = {key[0]: way.func.__name__ for key, way in chosen.items()}
+    assert ways == {"linear": "_by_plan", "gated": "_by_gated_plan", "whole": "_by_plan"}, ways
+
+
+def moved_weights() -> None:
+    """A model whose weights were replaced is fused anew."""
+    model = made("llama")
+    lm = bestk.from_transformers(model)
+    first = bestk.search(lm, PROMPTS[0], **OPTIONS)
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 1.1
+    again = bestk.search(lm, PROMPTS[0], **OPTIONS)
+    fresh = bestk.search(bestk.from_transformers(model), PROMPTS[0], **OPTIONS)
+    assert tree(again) == tree(fresh)
+    assert not torch.equal(first.tree.log_prob, again.tree.log_prob)
+    torch.testing.assert_close(again.tree.log_prob, fresh.tree.log_prob)
+
+
+def families() -> None:
+    for family, number_fused in {"llama": 3, "qwen2": 3, "granite": 0}.items():
+        compare(family, number_fused)
+    for family in ("qwen3", "mistral"):  # the probe compares their numbers
+        backend = bestk.from_transformers(made(family)).backend
+        runs = counted(layers.FusedLayer, "_step")
+        assert backend._with_kernel, f"{family}: the kernel was not taken"
+        assert runs, f"{family}: no fused layer ran"
+        assert len(backend.checkpoint.fusion.layers) == 3
+
+
+if __name__ == "__main__":
+    interpreted.main(globals())
