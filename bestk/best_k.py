@@ -21,6 +21,8 @@ from bestk import scoring
 from bestk.backends.base import Children, Group, Room, Session
 from bestk.config import SearchConfig
 from bestk.frontier import Frontier, Nodes
+from bestk.ledger import Ledger
+from bestk.quick_steps import step_kernels
 from bestk.tree import State, Tree
 
 # Models give log-probabilities in single precision: of what is left of 1 no less can be trusted.
@@ -81,16 +83,6 @@ class Step:
     searches: Searches
 
 
-@dataclass
-class Ledger:
-    """Where each search's probability went; with the frontier's share it sums to 1."""
-
-    completed: Float[Tensor, " batch"]
-    truncated: Float[Tensor, " batch"]
-    pruned_prob: Float[Tensor, " batch"]  # never opened: below γ
-    pruned_frontier: Float[Tensor, " batch"]  # opened, then pruned from the heap
-
-
 def run(session: Session, searches: Searches) -> Iterator[Step]:
     """Search until every search of the batch has stopped; closes the session however it ends."""
     started = time.monotonic()
@@ -134,22 +126,20 @@ class Searches:
         self.is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self.is_stop[[*eos_ids, *config.stop_ids]] = True
 
-        def real(fill: int | float = 0.0) -> Float[Tensor, " batch"]:
-            return torch.full((batch,), fill, dtype=torch.float64, device=device)
-
         def whole() -> Int[Tensor, " batch"]:
             return torch.zeros(batch, dtype=torch.int64, device=device)
 
-        self.ledger = Ledger(real(), real(), real(), real())
+        self.ledger = Ledger.empty(batch, device)
         self.clock = whole()
         self.num_completions = whole()
         self.num_truncated = whole()
         # The likeliest thing ever pruned: with the frontier, a bound on any text not found.
-        self.pruned_bound = real(-math.inf)
+        self.pruned_bound = torch.full_like(self.ledger.completed, -math.inf)
         self.broken_at = whole() - 1  # the step at which the model gave NaN
         self.is_active = torch.ones(batch, dtype=torch.bool, device=device)
         self.timed_out = torch.zeros_like(self.is_active)
         self.all_rows = torch.arange(batch, device=device)
+        self.kernels = step_kernels(self, _ROUNDING)
 
     def restart(self, rows: Int[Tensor, " restarted"] | None = None) -> Group:
         """Begin these searches anew, all by default; the group holds their roots."""
@@ -205,6 +195,8 @@ class Searches:
 
     def pop(self) -> Group:
         """Take the best nodes of every frontier, within what is left of each budget."""
+        if self.kernels is not None:
+            return self.kernels.pop(self)
         self.clock += self.is_active
         left = (self.config.total_budget - self.tree.count) * self.is_active
         nodes, priority = self.frontier.pop(self.room.width, left)
@@ -230,20 +222,27 @@ class Searches:
 
     def push(self, group: Group, children: Children) -> None:
         """Sort the children of a group into complete, too long, open and not worth opening."""
+        if self.kernels is not None:
+            self.kernels.push(self, group, children)
+            self._stop_if_certified()
+            return
         children = self._sound(group, Children(children.token, children.log_prob.double()))
         depth = group.depth[..., None] + 1
         log_prob = group.log_prob[..., None] + children.log_prob
 
         exists = group.is_valid[..., None] & (children.log_prob > -math.inf)
         is_stop = self.is_stop[children.token.clamp(min=0)]
-        may_open = exists & ~(is_stop & (depth < self.config.min_new_tokens))
+        may_open = exists
+        if self.config.min_new_tokens > 1:
+            may_open = exists & ~(is_stop & (depth < self.config.min_new_tokens))
         for rule in self.rules:
             barred = rule.bar(group, children, may_open, is_stop)
             may_open = may_open if barred is None else may_open & ~barred
         passes = self._passes(group, children, may_open)
         complete, bonus = self._judge(group, children, passes, is_stop)
-        too_long = passes & ~complete & (depth >= self.config.max_new_tokens)
-        opens = passes & ~complete & ~too_long
+        goes_on = passes ^ complete
+        too_long = goes_on & (depth >= self.config.max_new_tokens)
+        opens = goes_on ^ too_long
 
         state = exists * int(State.BELOW)
         state = state.masked_fill(complete, int(State.COMPLETE))
@@ -252,8 +251,12 @@ class Searches:
         found = self._found(group, children, log_prob, opens, bonus)
         self.tree.record(group, children, found.score.view_as(state), state)
 
-        self._account(group, log_prob, complete, too_long, opens)
-        self._bound(group, children, log_prob, may_open & ~passes)
+        kinds = torch.stack([complete, too_long, opens])
+        self.ledger.book(group, log_prob, kinds)
+        num_completed, num_truncated, _ = kinds.sum(dim=(2, 3)).unbind()
+        self.num_completions += num_completed
+        self.num_truncated += num_truncated
+        self._bound(group, children, log_prob, may_open ^ passes)
         dropped = self.frontier.push(found, self.clock + 1)
         self._account_dropped(dropped)
         self._update_active()
@@ -339,46 +342,22 @@ class Searches:
         if bonus is not None:
             score = score + bonus
         return Nodes.of(
-            is_open=opens.flatten(1),
-            token=children.token.flatten(1),
-            parent=group.slot[..., None].expand(shape).flatten(1),
-            child=child.flatten(1),
-            depth=depth.flatten(1),
-            step=self.clock[:, None].expand(-1, shape[1] * shape[2]),
-            score=score.flatten(1),
-            log_prob=log_prob.flatten(1),
-            last_log_prob=children.log_prob.flatten(1),
+            is_open=opens,
+            token=children.token,
+            parent=group.slot[..., None].expand(shape),
+            child=child,
+            depth=depth,
+            step=self.clock[:, None, None].expand(shape),
+            score=score,
+            log_prob=log_prob,
+            last_log_prob=children.log_prob,
         )
-
-    def _account(
-        self,
-        group: Group,
-        log_prob: Float[Tensor, "batch group children"],
-        complete: Bool[Tensor, "batch group children"],
-        too_long: Bool[Tensor, "batch group children"],
-        opens: Bool[Tensor, "batch group children"],
-    ) -> None:
-        kinds = torch.stack([complete, too_long, opens])
-        completed, truncated, opened = (log_prob.exp() * kinds).sum(dim=(2, 3)).unbind()
-        counts = kinds.sum(dim=(2, 3))
-        whole = (group.log_prob.exp() * group.is_valid).sum(dim=1)
-        self.ledger.completed += completed
-        self.ledger.truncated += truncated
-        self.ledger.pruned_prob += whole - completed - truncated - opened
-        self.num_completions += counts[0]
-        self.num_truncated += counts[1]
 
     def _account_dropped(self, dropped: Nodes) -> None:
         self.tree.mark(dropped.parent, dropped.child, State.DROPPED, dropped.is_open)
         self.ledger.pruned_frontier += (dropped.log_prob.exp() * dropped.is_open).sum(dim=1)
-        best = torch.cat(
-            [
-                self.pruned_bound[:, None],
-                dropped.log_prob.masked_fill(~dropped.is_open, -math.inf),
-            ],
-            dim=1,
-        )
-        self.pruned_bound.copy_(best.amax(dim=1))
+        best = dropped.log_prob.where(dropped.is_open, -math.inf).amax(dim=1)
+        self.pruned_bound.clamp_(min=best)
 
     def _bound(
         self,
@@ -388,7 +367,7 @@ class Searches:
         unopened: Bool[Tensor, "batch group children"],
     ) -> None:
         """Raise the bound by the best child that was not opened, listed or not."""
-        best = log_prob.masked_fill(~unopened, -math.inf).amax(dim=2)
+        best = log_prob.where(unopened, -math.inf).amax(dim=2)
         if self.room.num_children < self.vocab_size:
             # A token past the list is no likelier than the last of the likeliest, nor than what is
             # left; wanted tokens come after those, and are as unlikely as they are.
@@ -396,27 +375,29 @@ class Searches:
             last = children.log_prob[..., self.room.num_children - 1]
             unseen = group.log_prob + torch.minimum(left, last)
             best = torch.maximum(best, unseen)
-        best = best.masked_fill(~group.is_valid, -math.inf).amax(dim=1)
-        self.pruned_bound.copy_(torch.maximum(self.pruned_bound, best))
+        self.pruned_bound.clamp_(min=best.where(group.is_valid, -math.inf).amax(dim=1))
 
     def _sound(self, group: Group, children: Children) -> Children:
         """Note a search whose model gave NaN; what it gave is no child, and proves nothing."""
-        is_bad = children.log_prob.isnan() | (children.log_prob == math.inf)
-        is_broken = (is_bad & group.is_valid[..., None]).any(dim=2).any(dim=1)
+        is_sound = children.log_prob < math.inf  # NaN is not
+        is_broken = (group.is_valid[..., None] > is_sound).flatten(1).any(dim=1)
         fresh = is_broken & (self.broken_at < 0)
-        self.broken_at.copy_(torch.where(fresh, self.clock, self.broken_at))
+        torch.where(fresh, self.clock, self.broken_at, out=self.broken_at)
         self.pruned_bound.masked_fill_(is_broken, math.inf)
-        return Children(children.token, children.log_prob.masked_fill(is_bad, -math.inf))
+        return Children(children.token, children.log_prob.where(is_sound, -math.inf))
 
     def _update_active(self) -> None:
         config = self.config
-        active = (self.tree.count < config.total_budget) & (self.frontier.count() > 0)
-        active &= (self.broken_at < 0) & ~self.timed_out
+        active = (self.tree.count < config.total_budget) & self.frontier.nodes.is_open.any(dim=1)
+        active &= (self.broken_at < 0) > self.timed_out
         if config.max_completions is not None:
             active &= self.num_completions < config.max_completions
-        if config.certify is not None:
-            active &= self.certified() < config.certify
         self.is_active.copy_(active)
+        self._stop_if_certified()
+
+    def _stop_if_certified(self) -> None:
+        if self.config.certify is not None:
+            self.is_active &= self.certified() < self.config.certify
 
     def stop_reasons(self) -> list[str]:
         """Say of every search why it ended; one that never did was broken off."""

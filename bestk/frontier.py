@@ -31,12 +31,12 @@ class Nodes:
     real: Float[Tensor, "batch reals nodes"]
 
     @staticmethod
-    def of(is_open: Bool[Tensor, "batch nodes"], **columns: Tensor) -> Nodes:
-        """Put columns together by their names."""
+    def of(is_open: Bool[Tensor, "batch ..."], **columns: Tensor) -> Nodes:
+        """Put columns together by their names; all may have more axes than one."""
         return Nodes(
-            is_open=is_open,
-            whole=torch.stack([columns[name] for name in _WHOLES], dim=1),
-            real=torch.stack([columns[name] for name in _REALS], dim=1),
+            is_open=is_open.flatten(1),
+            whole=torch.stack([columns[name] for name in _WHOLES], dim=1).flatten(2),
+            real=torch.stack([columns[name] for name in _REALS], dim=1).flatten(2),
         )
 
     @staticmethod
@@ -66,11 +66,12 @@ class Nodes:
             real=self.real.gather(2, wide.expand(-1, len(_REALS), -1)),
         )
 
-    def replace(self, other: Nodes) -> None:
-        """Become other nodes, in the same memory."""
-        self.is_open.copy_(other.is_open)
-        self.whole.copy_(other.whole)
-        self.real.copy_(other.real)
+    def become(self, other: Nodes, index: Int[Tensor, "batch nodes"]) -> None:
+        """Become these of other nodes, in the same memory."""
+        wide = index[:, None]
+        torch.gather(other.is_open, 1, index, out=self.is_open)
+        torch.gather(other.whole, 2, wide.expand(-1, len(_WHOLES), -1), out=self.whole)
+        torch.gather(other.real, 2, wide.expand(-1, len(_REALS), -1), out=self.real)
 
     @property
     def token(self) -> Int[Tensor, "batch nodes"]:
@@ -135,11 +136,11 @@ class Frontier:
         pool = Nodes.joined(self.nodes, canonical(found))
         age = (next_clock[:, None] - pool.step).clamp(0, len(self.decays) - 1)
         priority = scoring.priority(pool.score, age, self.decays)
-        priority = priority.masked_fill(~pool.is_open, -torch.inf)
         # The order in the pool is the tie order, so the sort must be stable.
-        priority, order = priority.sort(dim=1, descending=True, stable=True)
-        best, rest = order[:, : self.size], order[:, self.size :]
-        dropped = pool.take(rest)
+        priority, order = priority.where(pool.is_open, -torch.inf).sort(
+            dim=1, descending=True, stable=True
+        )
+        best = order[:, : self.size]
 
         # Back to the tie order: what is kept moves up, and each rank remembers where it went.
         is_kept = torch.zeros_like(pool.is_open).scatter_(1, best, True)
@@ -149,10 +150,11 @@ class Frontier:
         source.scatter_(
             1, target, torch.arange(target.shape[1], device=target.device).expand_as(target)
         )
-        self.nodes.replace(pool.take(source[:, : self.size]))
-        self.order.copy_(position.gather(1, best))
+        self.nodes.become(pool, source[:, : self.size])
+        torch.gather(position, 1, best, out=self.order)
         self.priority.copy_(priority[:, : self.size])  # by rank
-        return dropped
+        pool.is_open = pool.is_open > is_kept
+        return pool
 
     def pop(
         self, width: int, limit: Int[Tensor, " batch"]
@@ -161,9 +163,9 @@ class Frontier:
         index = self.order[:, :width]
         group = self.nodes.take(index)
         places = torch.arange(index.shape[1], device=index.device)
-        group.is_open = group.is_open & (places < limit[:, None])
-        left = self.nodes.is_open.gather(1, index) & ~group.is_open
-        self.nodes.is_open.scatter_(1, index, left)
+        was_open = group.is_open
+        group.is_open = was_open & (places < limit[:, None])
+        self.nodes.is_open.scatter_(1, index, was_open ^ group.is_open)
         return group, self.priority[:, :width]
 
     def put_back(self, is_valid: Bool[Tensor, "batch group"]) -> Nodes:

@@ -64,7 +64,7 @@ class Lanes:
 
     def fill(self, prompts: Mapping[int, Sequence[int]]) -> None:
         """Start a search for each of these prompts, in the lane given with it."""
-        if self.graphs is not None and hasattr(self.session, "read"):
+        if self.graphs is not None and self._can_read(prompts):
             self._fill_captured(prompts)
         elif self.can_refill:
             rows = torch.tensor(list(prompts), device=self.backend.device)
@@ -105,6 +105,11 @@ class Lanes:
 
     def _step(self) -> Group:
         return self.searches.advance(self.session.expand)
+
+    def _can_read(self, prompts: Mapping[int, Sequence[int]]) -> bool:
+        """Say whether the session reads these prompts from tensors, as a CUDA graph must."""
+        can_read = getattr(self.session, "can_read", None)  # a session of plain texts has none
+        return hasattr(self.session, "read") and (can_read is None or can_read(prompts.values()))
 
     def _fill_captured(self, prompts: Mapping[int, Sequence[int]]) -> None:
         """Replay the reading of prompts, padded to a few shapes; the padding repeats a prompt."""

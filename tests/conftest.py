@@ -16,7 +16,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from jaxtyping import install_import_hook
 
 # Only where tensors flow: user-facing modules check their own values, and say so better.
-TENSOR_MODULES = ["scoring", "tree", "frontier", "best_k", "backends", "baselines"]
+TENSOR_MODULES = ["scoring", "tree", "frontier", "ledger", "best_k", "backends", "baselines"]
 TENSOR_MODULES += ["processing.prefixes", "processing.steps"]
 install_import_hook([f"bestk.{name}" for name in TENSOR_MODULES], "beartype.beartype")
 

@@ -1,0 +1,72 @@
+"""When the search's kernels are taken; what they do is compared in `test_kernels.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from bestk import quick_steps
+from bestk.best_k import Rule, Searches
+from bestk.config import SearchConfig
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs the package triton"
+)
+
+
+def searches(*rules: Rule, **options: Any) -> Searches:
+    return Searches(
+        SearchConfig(**options),
+        batch=2,
+        vocab_size=9,
+        eos_ids=(0,),
+        device=torch.device("cpu"),
+        rules=rules,
+    )
+
+
+def test_a_cpu_takes_tensor_operations() -> None:
+    assert searches().kernels is None
+
+
+@needs_triton
+class TestWithTriton:
+    @pytest.fixture(autouse=True)
+    def interpreter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        monkeypatch.setenv("BESTK_SEARCH", "kernels")
+        monkeypatch.setattr(quick_steps, "_TRIED", {})
+
+    def test_only_where_they_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(quick_steps, "_do_run", lambda kernels, searches: True)
+        assert searches().kernels is not None
+        assert searches(Rule()).kernels is None
+        assert searches(max_frontier=10_000).kernels is None
+        assert searches(k=300).kernels is None
+        monkeypatch.setenv("BESTK_SEARCH", "plain")
+        assert searches().kernels is None
+
+    def test_kernels_that_do_not_run_are_left_alone(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        from bestk.search_kernels import StepKernels
+
+        tried = []
+
+        def pop(self: StepKernels, searches: Searches) -> None:
+            tried.append(self)
+            searches.clock += 1
+            raise RuntimeError("no compiler")
+
+        monkeypatch.setattr(StepKernels, "pop", pop)
+        with caplog.at_level(logging.INFO, "bestk"):
+            found = [searches(), searches()]
+        assert [one.kernels for one in found] == [None, None]
+        assert len(tried) == 1, "a second look at the same shape tells nothing new"
+        assert "no compiler" in caplog.text
+        assert found[0].clock.tolist() == [0, 0]
+        assert found[0].is_active.tolist() == [True, True]
