@@ -4,28 +4,44 @@ A greedy choice. Each turn takes the text with the highest
 
     (1 − diversity) · quality + diversity · novelty
 
-where `quality` is the text's score (a reranker's, if there was one) from 0, the worst of the pool,
-to 1, the best; and `novelty` is the share of its 1-, 2- and 3-grams that no chosen text has, the
-mean over the three. `diversity=0` is the order of the pool, `diversity=1` looks at novelty alone.
-With an `embed` function novelty is 1 minus the highest cosine similarity to a chosen text instead.
+`agreement` of two texts is how much they share: the F1 of their sets of 1- and of 2-grams, the mean
+of the two. Each text of the pool counts by its share of the probability.
 
-Equal gains go to the text that comes first in the pool, so the choice is deterministic. Choosing m
-of n texts costs n·m looks at a text. Pure functions; knows no model.
+- `quality` is the mean of two numbers. *Worth* is how much the pool agrees with a text (minimum
+  Bayes risk), from 0, the worst of the pool, to 1, the best. *Gain* is how much closer the pool is
+  to the chosen texts with this one among them, each text to the nearest (facility location: what
+  makes it likely that one of those chosen is right); 1 for the text with the most. Where there was
+  a reranker, its score is the quality, from 0 to 1.
+- `novelty` is the share of its 1-, 2- and 3-grams that no chosen text has, the mean over the three.
+
+`diversity=1` looks at novelty alone. With an `embed` function agreement is the cosine similarity
+of the texts' vectors, and novelty 1 minus the highest to a chosen text.
+
+Equal values go to the text that comes first in the pool, so the choice is deterministic. A turn
+costs n² additions, so that of very many texts the best ranked are looked at, and where very many
+are asked for the last come in the order of the pool. Pure functions; knows no model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from bestk.config import DIVERSITY, SELECTIONS
 from bestk.errors import OptionError, unknown
-from bestk.ngrams import ORDERS, ngrams, words
+from bestk.ngrams import agreements_of, gram_sets
 from bestk.result import Hypothesis, SearchResult
 
 Embed = Callable[[list[str]], Any]  # texts to one vector each: lists, an array or a tensor
+
+_DIGITS = 9  # of a value: what differs less is equal, on every machine
+_MOST = 1000  # texts that are compared with one another: memory and time grow with their square
+_TURNS = 300  # texts that are chosen one by one
 
 
 def select(
@@ -36,7 +52,7 @@ def select(
     diversity: float = DIVERSITY,
     embed: Embed | None = None,
 ) -> list[Hypothesis]:
-    """Choose texts from a ranked pool; they come in the order chosen, the best text first.
+    """Choose texts from a ranked pool; they come in the order chosen.
 
     With `select="best"` these are the first of the pool, and `diversity` is not looked at.
     """
@@ -44,35 +60,73 @@ def select(
     pool = list(hypotheses)
     if select == "best":
         return pool[:num_texts]
-    scores = [h.score if h.rerank_score is None else h.rerank_score for h in pool]
-    places = diverse([h.text for h in pool], scores, num_texts, diversity, embed)
+    reranked = [h.rerank_score for h in pool if h.rerank_score is not None]
+    places = diverse(
+        [h.text for h in pool],
+        [h.log_prob for h in pool],
+        num_texts,
+        diversity,
+        scores=reranked if len(reranked) == len(pool) else None,
+        embed=embed,
+    )
     return [pool[place] for place in places]
 
 
 def diverse(
     texts: Sequence[str],
-    scores: Sequence[float],
+    log_probs: Sequence[float] | None,
     num_texts: int,
     diversity: float = DIVERSITY,
+    *,
+    scores: Sequence[float] | None = None,
     embed: Embed | None = None,
 ) -> list[int]:
     """Return the places of good texts that differ, in the order chosen.
 
-    >>> diverse(["a dog", "a dog runs", "two cats"], [-0.1, -0.2, -0.3], 2, diversity=0.9)
+    `scores` say what texts are worth, where that is not how much the pool agrees with them. Without
+    `log_probs` all texts count the same.
+
+    >>> diverse(["a dog runs", "a dog", "two cats"], [-0.1, -0.2, -0.3], 2)
     [0, 2]
     """
     if len(texts) <= 1:
         return list(range(len(texts)))[:num_texts]
-    quality = _scaled(scores)
-    novelty = _UnseenNgrams(texts) if embed is None else _Distance(list(texts), embed)
+    known = [0.0] * len(texts) if log_probs is None else log_probs
+    chosen = _greedy(
+        texts[:_MOST],
+        _finite("log_probs", known[:_MOST]),
+        min(num_texts, _TURNS),
+        diversity,
+        None if scores is None else _finite("scores", scores[:_MOST]),
+        embed,
+    )
+    taken = set(chosen)
+    others = [place for place in range(len(texts)) if place not in taken]
+    return [*chosen, *others][:num_texts]
+
+
+def _greedy(
+    texts: Sequence[str],
+    log_probs: Tensor,
+    num_texts: int,
+    diversity: float,
+    scores: Tensor | None,
+    embed: Embed | None,
+) -> list[int]:
+    kind: _Kind = _ByNgrams(texts) if embed is None else _ByVectors(list(texts), embed)
+    judge: _Quality = (
+        _Agreed(kind.agreements, log_probs.softmax(0)) if scores is None else _Judged(scores)
+    )
     chosen: list[int] = []
     left = list(range(len(texts)))
     while left and len(chosen) < num_texts:
-        # `max` takes the first of equals, which is the better ranked.
-        best = max(left, key=lambda i: (1 - diversity) * quality[i] + diversity * novelty.of(i))
+        value = (1 - diversity) * judge.quality() + diversity * kind.novelty()
+        values = value.round(decimals=_DIGITS).tolist()
+        best = max(left, key=values.__getitem__)  # the first of equals, which is the better ranked
         left.remove(best)
         chosen.append(best)
-        novelty.add(best)
+        kind.add(best)
+        judge.add(best)
     return chosen
 
 
@@ -113,22 +167,68 @@ def check_selection(num_texts: int | None, select: str, diversity: float) -> Non
         raise OptionError(f"diversity goes from 0 (quality alone) to 1, got {diversity}")
 
 
-class _Novelty(Protocol):
-    """How new a text is beside those chosen, from 0 to 1."""
+class _Quality(Protocol):
+    """How good each text is beside those chosen, from 0 to 1."""
 
-    def of(self, index: int) -> float: ...
+    def quality(self) -> Tensor: ...
 
     def add(self, index: int) -> None: ...
 
 
-class _UnseenNgrams(_Novelty):
+class _Agreed:
+    """Worth and gain, by what the pool agrees on."""
+
+    def __init__(self, agreements: Tensor, weights: Tensor) -> None:
+        self.agreements, self.weights = agreements, weights
+        self.worth = _scaled((agreements * weights).sum(1))
+        self.near = torch.zeros_like(weights)  # of each text, to the nearest chosen
+
+    def quality(self) -> Tensor:
+        gain = ((self.agreements - self.near).clamp(min=0) * self.weights).sum(1)
+        return (self.worth + gain / gain.max().clamp(min=1e-300)) / 2
+
+    def add(self, index: int) -> None:
+        self.near = torch.maximum(self.near, self.agreements[index])
+
+
+class _Judged:
+    """A reranker's scores."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = _scaled(scores)
+
+    def quality(self) -> Tensor:
+        return self.scores
+
+    def add(self, index: int) -> None:
+        pass
+
+
+class _Kind(Protocol):
+    """How near texts are to one another, and how new each is beside those chosen; from 0 to 1."""
+
+    @property
+    def agreements(self) -> Tensor: ...  # texts × texts
+
+    def novelty(self) -> Tensor: ...
+
+    def add(self, index: int) -> None: ...
+
+
+class _ByNgrams:
     def __init__(self, texts: Sequence[str]) -> None:
-        rows = [words(text) for text in texts]
-        self.grams = [[set(ngrams(row, n)) for n in ORDERS] for row in rows]
+        self.grams = [gram_sets(text) for text in texts]
         self.seen: set[tuple[str, ...]] = set()
 
-    def of(self, index: int) -> float:
-        shares = [len(grams - self.seen) / len(grams) for grams in self.grams[index] if grams]
+    @functools.cached_property
+    def agreements(self) -> Tensor:
+        return agreements_of(self.grams)
+
+    def novelty(self) -> Tensor:
+        return torch.tensor([self._of(grams) for grams in self.grams], dtype=torch.float64)
+
+    def _of(self, orders: list[set[tuple[str, ...]]]) -> float:
+        shares = [len(grams - self.seen) / len(grams) for grams in orders if grams]
         return sum(shares) / len(shares) if shares else 0.0
 
     def add(self, index: int) -> None:
@@ -136,34 +236,40 @@ class _UnseenNgrams(_Novelty):
             self.seen |= grams
 
 
-class _Distance(_Novelty):
+class _ByVectors:
     def __init__(self, texts: list[str], embed: Embed) -> None:
-        vectors = [[float(x) for x in vector] for vector in embed(texts)]
+        vectors = list(embed(texts))
         if len(vectors) != len(texts):
             raise OptionError(
                 f"embed must return one vector per text, got {len(vectors)} for {len(texts)} texts"
             )
-        self.vectors = [_unit(vector) for vector in vectors]
-        self.nearest = [0.0] * len(vectors)
+        try:
+            rows = torch.tensor([[float(x) for x in vector] for vector in vectors]).double()
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"embed must return vectors of one length: {error}") from None
+        if not rows.isfinite().all():
+            raise OptionError("embed must return finite numbers, got NaN or infinity")
+        units = torch.nn.functional.normalize(rows, dim=1)
+        self.agreements = (units @ units.T).clamp(0, 1).fill_diagonal_(1.0)
+        self.nearest = torch.zeros(len(texts), dtype=torch.float64)
 
-    def of(self, index: int) -> float:
-        return 1 - self.nearest[index]
+    def novelty(self) -> Tensor:
+        return 1 - self.nearest
 
     def add(self, index: int) -> None:
-        new = self.vectors[index]
-        for i, vector in enumerate(self.vectors):
-            similarity = sum(x * y for x, y in zip(vector, new, strict=True))
-            self.nearest[i] = max(self.nearest[i], min(similarity, 1.0))
+        self.nearest = torch.maximum(self.nearest, self.agreements[index])
 
 
-def _scaled(scores: Sequence[float]) -> list[float]:
-    """Map scores to 0 … 1; equal ones are all best."""
-    worst, best = min(scores), max(scores)
-    if best == worst:
-        return [1.0 for _ in scores]
-    return [(score - worst) / (best - worst) for score in scores]
+def _finite(name: str, values: Sequence[float]) -> Tensor:
+    found = torch.tensor(values, dtype=torch.float64)
+    if not found.isfinite().all():
+        raise OptionError(f"{name} must be finite to choose by them, got {list(values)[:5]}")
+    return found
 
 
-def _unit(vector: list[float]) -> list[float]:
-    length = math.sqrt(sum(x * x for x in vector))
-    return [x / length for x in vector] if length else vector
+def _scaled(values: Tensor) -> Tensor:
+    """Map values to 0 … 1; equal ones are all best."""
+    worst, best = values.min(), values.max()
+    if best - worst <= 1e-12 * best.abs().clamp(min=1):
+        return torch.ones_like(values)
+    return (values - worst) / (best - worst)

@@ -337,7 +337,7 @@ def test_text_options_need_the_tokenizer(model: Any) -> None:
 
 
 def test_texts_that_differ(model: Any) -> None:
-    """`select` and `diversity` as in `bestk.selection`, by beam search's scores."""
+    """`select` and `diversity` as in `bestk.selection`."""
     pool = run(model, num_texts=100, return_dict_in_generate=True)
     chosen = run(model, num_texts=4, select="diverse", diversity=0.9, return_dict_in_generate=True)
     plain = run(model, num_texts=4)
@@ -349,7 +349,7 @@ def test_texts_that_differ(model: Any) -> None:
             bestk.Hypothesis(
                 text=" ".join(map(str, ids)),
                 score=score,
-                log_prob=0.0,
+                log_prob=score * len(ids),  # the length penalty is 1
                 token_ids=ids,
                 log_probs=(),
                 step=0,

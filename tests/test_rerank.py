@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import random_toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import bestk
 from bestk.errors import MissingExtraError, ModelError, OptionError, PromptError
 from bestk.rerank import MBR, ByFunction, CometQE, RewardModel, rerank, reranker_of
 from bestk.rerank.base import Reranker
+from bestk.rerank.chrf import chrf_of_pairs
 from bestk.rerank.comet import PYTHON_VARIABLE, interpreter
 
 
@@ -34,17 +37,32 @@ def result() -> bestk.SearchResult:
 def test_mbr_by_hand() -> None:
     texts = ["ab", "abc", "xyz"]
     # Utilities: ab 2,2,0; abc 2,3,0; xyz 0,0,3.
-    assert MBR(overlap)("", texts) == pytest.approx([4 / 3, 5 / 3, 1])
+    plain = MBR(overlap, weights="uniform")
+    assert plain("", texts) == pytest.approx([4 / 3, 5 / 3, 1])
     log_probs = torch.tensor([0.1, 0.1, 0.2]).log().tolist()
-    weighted = MBR(overlap, weights="prob")("", texts, log_probs)
-    assert weighted == pytest.approx([(2 + 2) / 4, (2 + 3) / 4, 3 * 2 / 4])
+    weighted = MBR(overlap)
+    assert weighted("", texts, log_probs) == pytest.approx([(2 + 2) / 4, (2 + 3) / 4, 3 * 2 / 4])
+    assert [plain.name, weighted.name] == ["mbr-overlap:uniform", "mbr-overlap"]
+    with pytest.raises(OptionError, match="not known, take weights='uniform'"):
+        weighted("", texts)
+    assert weighted("", [], []) == plain("", []) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text("ab ö\n", max_size=12), min_size=2, max_size=5))
+def test_chrf_of_pairs_is_sacrebleus(texts: list[str]) -> None:
+    sacrebleu = pytest.importorskip("sacrebleu", reason="needs the eval extra")
+    found = chrf_of_pairs(texts)
+    for i, text in enumerate(texts):
+        for j, other in enumerate(texts):
+            assert found[i, j].item() == pytest.approx(sacrebleu.sentence_chrf(text, [other]).score)
 
 
 @pytest.mark.parametrize("name", ["chrf", "bleu"])
 def test_mbr_equals_sacrebleu(name: str) -> None:
     sacrebleu = pytest.importorskip("sacrebleu", reason="needs the eval extra")
     texts = ["the cat sat on the mat", "a cat sat on the mat", "dogs bark"]
-    scores = MBR(name)("", texts)
+    scores = MBR(name, weights="uniform")("", texts)
     for text, score in zip(texts, scores, strict=True):
         if name == "chrf":
             each = [sacrebleu.sentence_chrf(text, [other]).score for other in texts]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
 from typing import Any
 
 import pytest
+import torch
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bestk
+from bestk import ngrams as bestk_ngrams
+from bestk import selection
 from bestk.errors import OptionError
-from bestk.ngrams import distinctness, words
-from bestk.selection import narrow, select
+from bestk.ngrams import agreements, distinctness, ngrams, words
+from bestk.selection import diverse, narrow, select
 
 
 def pool(*texts: str) -> list[bestk.Hypothesis]:
@@ -39,19 +44,151 @@ def test_best_is_the_head_of_the_pool() -> None:
 
 
 def test_the_knob_goes_from_quality_to_novelty() -> None:
-    assert chosen(3, diversity=0) == list(TEXTS[:3])
+    assert chosen(2, diversity=0) == list(TEXTS[:2])
     assert chosen(2, diversity=1) == [TEXTS[0], TEXTS[2]]
 
 
-def test_gain_by_hand() -> None:
-    """After text 0 the second has quality 2/3; 1 of 4 words, 1 of 3 bigrams, 1 of 2 trigrams new.
+def test_values_by_hand() -> None:
+    """Three texts of probability 1/2, 1/4, 1/4; the first two share one of two words and no bigram.
 
-    Its gain at diversity d is (1 − d)·2/3 + d·(1/4 + 1/3 + 1/2)/3; the third's (1 − d)/3 + d. They
-    are equal at d = 12/35.
+    Their agreement is (1/2 + 0)/2 = 1/4, that with the third 0. The pool agrees with them by
+    1/2 + 1/16, 1/4 + 1/8 and 1/4, so they are worth 1, 2/5 and 0. With the first chosen the second
+    adds (1 - 1/4)/4 = 3/16 and the third 1/4, relative to the best 3/4 and 1. The second's novelty
+    is (1/2 + 1)/2, the third's 1. The second is taken while
+    (1 - d)(2/5 + 3/4)/2 + d 3/4 > (1 - d)/2 + d, which is d < 3/13.
     """
-    even = (1 / 3) / (1 / 3 + 1 - (1 / 4 + 1 / 3 + 1 / 2) / 3)
-    assert chosen(2, diversity=even - 0.01)[1] == TEXTS[1]
-    assert chosen(2, diversity=even + 0.01)[1] == TEXTS[2]
+    texts = ["a dog", "a cat", "two fish"]
+    log_probs = [math.log(1 / 2), math.log(1 / 4), math.log(1 / 4)]
+    assert diverse(texts, log_probs, 2, 3 / 13 - 0.01) == [0, 1]
+    assert diverse(texts, log_probs, 2, 3 / 13 + 0.01) == [0, 2]
+
+
+def test_texts_count_by_their_probability() -> None:
+    """Two near-copies of little probability do not make each other good."""
+    texts = ["the cat sleeps", "a dog runs home", "a dog runs away"]
+    assert diverse(texts, [0.0, -9.0, -9.0], 1, 0.1) == [0]
+    assert diverse(texts, None, 1, 0.1) == [1], "where nothing is known all count the same"
+
+
+def test_of_very_many_texts_the_best_ranked_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*TEXTS, "nothing of all this"]
+    log_probs = [-1.0, -1.1, -1.2, -1.3, -1.4]
+    assert diverse(texts, log_probs, 3, 1.0) == [0, 2, 4]
+    monkeypatch.setattr(selection, "_MOST", 3)
+    assert diverse(texts, log_probs, 3, 1.0) == [0, 2, 1]
+    assert diverse(texts, None, 1, 0.0, scores=[1, 2, 3, 9, 9]) == [2], "nor their scores beyond"
+    assert diverse(texts, log_probs, 5, 1.0) == [0, 2, 1, 3, 4], "the others by rank"
+    monkeypatch.setattr(selection, "_TURNS", 2)
+    assert diverse(texts, log_probs, 4, 1.0) == [0, 2, 1, 3]
+
+
+def test_equal_texts_go_by_rank() -> None:
+    """Each shares as much with the others: rounding must not make one of them the best."""
+    letters = "abcdefgh" * 2
+    texts = [" ".join(letters[start : start + 5]) for start in (0, 5, 7, 2, 1, 6, 4, 3)]
+    assert diverse(texts, None, 1) == [0]
+
+
+def test_texts_far_less_likely_still_gain() -> None:
+    """What is left when the likely text is chosen is weighed by its own shares, however small."""
+    texts = ["a b", "c d", "c d e", "f g"]
+    for gap in (10.0, 40.0, 200.0):
+        log_probs = [0.0, -gap, -gap - 0.1, -gap - 0.2]
+        assert diverse(texts, log_probs, 2, 0.0) == [0, 1], "two of three are near to it"
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_numbers_must_be_finite(broken: float) -> None:
+    with pytest.raises(OptionError, match="log_probs must be finite"):
+        diverse(["a", "b"], [0.0, broken], 2)
+    with pytest.raises(OptionError, match="scores must be finite"):
+        diverse(["a", "b"], [0.0, 0.0], 2, scores=[broken, 1.0])
+    with pytest.raises(OptionError, match="embed must return finite numbers"):
+        diverse(["a", "b"], [0.0, 0.0], 2, embed=lambda texts: [[broken], [1.0]])
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        ([[1.0]], "one vector per text, got 1 for 2"),
+        ([[1.0], [1.0, 2.0]], "vectors of one length"),
+        ([1.0, 2.0], "vectors of one length"),
+    ],
+)
+def test_vectors_that_are_none(vectors: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        diverse(["a", "b"], [0.0, 0.0], 2, embed=lambda texts: vectors)
+
+
+def test_vectors_say_which_texts_agree() -> None:
+    """The second and third point the same way; a vector of zeros agrees with itself alone."""
+    vectors = [[1.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, 0.0]]
+    log_probs = [-1.2, -1.3, -1.4, -1.5]
+    texts = ["a", "b", "c", "d"]
+    assert diverse(texts, log_probs, 3, 0.1, embed=lambda texts: vectors) == [1, 0, 3]
+
+
+def naive(texts: list[str], log_probs: list[float], num_texts: int, diversity: float) -> list[int]:
+    """Choose as the module's head says, with sets and loops alone."""
+
+    def f1(one: str, other: str, n: int) -> float:
+        left, right = (set(ngrams(words(text), n)) for text in (one, other))
+        return 2 * len(left & right) / max(len(left) + len(right), 1)
+
+    def agreement(i: int, j: int) -> float:
+        orders = [n for n in (1, 2) if max(len(words(texts[i])), len(words(texts[j]))) >= n]
+        shared = [f1(texts[i], texts[j], n) for n in orders]
+        return 1.0 if i == j else sum(shared) / len(shared)
+
+    def covered(places: list[int]) -> float:
+        return sum(
+            weights[j] * max((agreement(i, j) for i in places), default=0) for j in everything
+        )
+
+    def novelty(i: int) -> float:
+        shares = []
+        for n in (1, 2, 3):
+            seen = {gram for place in found for gram in ngrams(words(texts[place]), n)}
+            if own := set(ngrams(words(texts[i]), n)):
+                shares.append(len(own - seen) / len(own))
+        return sum(shares) / len(shares) if shares else 0.0
+
+    everything = range(len(texts))
+    total = sum(map(math.exp, log_probs))
+    weights = [math.exp(log_prob) / total for log_prob in log_probs]
+    agreed = [sum(weights[j] * agreement(i, j) for j in everything) for i in everything]
+    low, high = min(agreed), max(agreed)
+    worth = [1.0 if high == low else (value - low) / (high - low) for value in agreed]
+    found: list[int] = []
+    while len(found) < min(num_texts, len(texts)):
+        gains = [covered([*found, i]) - covered(found) for i in everything]
+        values = [
+            (1 - diversity) * (worth[i] + gains[i] / max(*gains, 1e-12)) / 2
+            + diversity * novelty(i)
+            for i in everything
+        ]
+        found.append(max((i for i in everything if i not in found), key=lambda i: (values[i], -i)))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=6).map(tuple),
+        min_size=2,
+        max_size=9,
+        unique=True,
+    ),
+    seed=st.integers(0, 1000),
+    diversity=st.sampled_from([0.0, 0.137, 0.5, 0.871]),
+)
+def test_the_choice_is_the_one_of_its_definition(
+    rows: list[tuple[str, ...]], seed: int, diversity: float
+) -> None:
+    chance = random.Random(seed)  # no two texts equally likely: no ties but those of novelty alone
+    log_probs = sorted((-3 * chance.random() for _ in rows), reverse=True)
+    texts = [" ".join(row) for row in rows]
+    assert diverse(texts, log_probs, 4, diversity) == naive(texts, log_probs, 4, diversity)
 
 
 def test_reranked_scores_are_the_quality() -> None:
@@ -59,6 +196,7 @@ def test_reranked_scores_are_the_quality() -> None:
         ::-1
     ]
     assert select(reranked, 1, diversity=0.1)[0].text == TEXTS[-1]
+    assert select(reranked, 4, diversity=0) == reranked, "quality alone is the reranker's order"
 
 
 def test_embeddings_replace_ngrams() -> None:
@@ -88,19 +226,34 @@ def test_search_chooses() -> None:
     assert len(whole.texts) > 6
     best = bestk.search(lm, [1], max_new_tokens=6, num_texts=5)
     assert best.texts == whole.texts[:5]
-    diverse = bestk.search(
+    different = bestk.search(
         lm, [[1]], max_new_tokens=6, num_texts=5, select="diverse", diversity=0.8
     )
     expected = narrow(whole, 5, "diverse", diversity=0.8)
-    assert diverse[0].hypotheses == expected.hypotheses
-    assert diverse[0].signature.endswith("|select:diverse,0.8,5")
-    assert sum(distinctness(diverse[0].texts)) >= sum(distinctness(best.texts))
+    assert different[0].hypotheses == expected.hypotheses
+    assert different[0].signature.endswith("|select:diverse,0.8,5")
+    assert sum(distinctness(different[0].texts)) >= sum(distinctness(best.texts))
 
 
 def test_words_and_distinctness() -> None:
     assert words("Don't stop: x-ray!") == ["don't", "stop", "x-ray"]
     assert distinctness([]) == [0.0, 0.0, 0.0]
     assert distinctness(["a b", "a b"]) == [0.5, 0.25, 0.0]
+
+
+def test_agreements_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(1)
+    texts = [" ".join(chance.choice("abcdefghij") for _ in range(8)) for _ in range(12)]
+    whole = agreements(texts)
+    assert ((whole > 0) & (whole < 1)).sum() > 100
+    assert torch.equal(whole, whole.T)
+    monkeypatch.setattr(bestk_ngrams, "_AT_ONCE", 3)
+    assert torch.equal(agreements(texts), whole)
+
+
+def test_one_word_goes_by_itself() -> None:
+    assert agreements(["yes", "Yes!", "no"]).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert agreements(["", "!"]).tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ RERANKERS = ("mbr-chrf", "mbr-bleu", "reward:NAME", "comet-qe")
 def reranker_of(reranker: str | Reranker | Callable[[str, str], float]) -> Reranker:
     """Find a reranker by name; a function becomes one, a `Reranker` is itself.
 
-    Names: `mbr-chrf`, `mbr-bleu` (with `:prob` texts count by their probability), `reward:NAME` for
-    a sequence-classification model, `comet-qe`.
+    Names: `mbr-chrf`, `mbr-bleu` (with `:uniform` all texts count the same, else each by its
+    probability), `reward:NAME` for a sequence-classification model, `comet-qe`.
     """
     if isinstance(reranker, Reranker):
         return reranker
@@ -32,7 +32,7 @@ def reranker_of(reranker: str | Reranker | Callable[[str, str], float]) -> Reran
         return ByFunction(reranker)
     kind, _, rest = str(reranker).partition(":")
     if kind in ("mbr-chrf", "mbr-bleu"):
-        return MBR(kind.removeprefix("mbr-"), weights=rest or "uniform")
+        return MBR(kind.removeprefix("mbr-"), weights=rest or "prob")
     if kind == "reward" and rest:
         return RewardModel(rest)
     if kind == "comet-qe":

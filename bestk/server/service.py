@@ -15,13 +15,16 @@ from bestk.errors import OptionError, unknown
 from bestk.finish import Finish
 from bestk.language_model import LanguageModel
 from bestk.rerank import reranker_of
+from bestk.rerank.mbr import UTILITIES
 from bestk.server.engine import Engine
 from bestk.server.errors import ApiError
 from bestk.server.limits import Limits
 from bestk.server.schemas import Settings
 
 # Rerankers that need no model of their own: on offer everywhere.
-FREE_RERANKERS = ("mbr-chrf", "mbr-bleu", "mbr-chrf:prob", "mbr-bleu:prob")
+FREE_RERANKERS = tuple(
+    f"mbr-{utility}{weights}" for utility in UTILITIES for weights in ("", ":prob", ":uniform")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
