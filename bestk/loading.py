@@ -72,7 +72,7 @@ def load(
     model, tokenizer = _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
     if adapter is not None:
         model = task_models.merged(model, adapter)
-        tokenizer = task_models.end_prompts(tokenizer, task_models.Card.read(adapter).prompt_end)
+        task_models.prepare(model, tokenizer, task_models.Card.read(adapter))
     return from_transformers(
         model,
         tokenizer,

@@ -1,7 +1,7 @@
 """Task models, as the recipes train them: where they lie, and how an adapter becomes a model.
 
 A folder of `models/` is a whole checkpoint, or a LoRA adapter (peft) with a `bestk.json` that names
-its base and the token that ends every prompt. Knows files and weights, nothing of search.
+its base and the tokens that end prompts and texts. Knows files and weights, nothing of search.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Card:
     base: str  # a name that `bestk.load` takes
     prompt_end: str  # the special token that the tokenizer puts after every prompt
     task: str  # the task of `bestk eval` that it was trained for
+    text_end: str | None = None  # the special token that ends texts; None is the base's own
 
     def write(self, folder: Path) -> None:
         """Write the card into an adapter's folder."""
@@ -81,6 +82,15 @@ def merged(model: Any, folder: Path) -> Any:
         raise ModelError(f"adapter {folder} does not fit its base: {lines[0]}") from error
 
 
+def prepare(model: Any, tokenizer: Any, card: Card) -> None:
+    """Make a model and its tokenizer read and write as the adapter was trained to."""
+    end_prompts(tokenizer, card.prompt_end)
+    if card.text_end is not None:
+        number = _special(tokenizer, card.text_end)
+        model.generation_config.eos_token_id = model.config.eos_token_id = number
+        tokenizer.eos_token = card.text_end
+
+
 def end_prompts(tokenizer: Any, token: str) -> Any:
     """Make a tokenizer put a token after every prompt, so that a model knows where its text starts.
 
@@ -88,14 +98,20 @@ def end_prompts(tokenizer: Any, token: str) -> Any:
     """
     from tokenizers.processors import TemplateProcessing
 
-    number = tokenizer.convert_tokens_to_ids(token)
-    if token not in tokenizer.all_special_tokens:
-        raise ModelError(f"{token!r} is no special token of the tokenizer: it cannot end prompts")
+    number = _special(tokenizer, token)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"$A {token}", special_tokens=[(token, number)]
     )
     tokenizer.chat_template = None
     return tokenizer
+
+
+def _special(tokenizer: Any, token: str) -> int:
+    if token not in tokenizer.all_special_tokens:
+        raise ModelError(
+            f"{token!r} is no special token of the tokenizer: it cannot end prompts or texts"
+        )
+    return int(tokenizer.convert_tokens_to_ids(token))
 
 
 def _models_in(folder: Path) -> list[Path]:

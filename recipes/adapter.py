@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from training import Encoded, Schedule, Trainer, padded, parser
+from validation import print_scores
 
 import bestk
 from bestk.loading import SMOLLM2_HUB
 from bestk.task_models import Card, end_prompts
 
-PROMPT_END = "<|im_start|>"
+# One sign ends prompts and texts: which end the base's own tokenizer has differs between versions
+# of transformers.
+END = "<|im_start|>"
 RANK = 16
 
 
@@ -38,6 +41,7 @@ class Recipe:
 
     name: str
     task: str  # the task of `bestk eval` whose plain prompts it reads
+    validated_on: tuple[str, str]  # a task and its split, for the scores printed in the end
     pairs: Callable[[Path], list[Pair]]
     validation: Callable[[Path], list[Pair]]
     max_tokens: int  # longer pairs lose the end of their prompt
@@ -53,21 +57,28 @@ def main(recipe: Recipe) -> None:
     train = _encoded(tokenizer, recipe.pairs(options.data_dir), recipe.max_tokens)
     valid = _encoded(tokenizer, recipe.validation(options.data_dir), recipe.max_tokens)
     print(f"{recipe.name}: {len(train)} pairs to train on, {len(valid)} to validate", flush=True)
-    schedule = dataclasses.replace(recipe.schedule, num_pairs=options.num_pairs)
+    schedule = dataclasses.replace(
+        recipe.schedule, num_pairs=options.num_pairs, batch_size=options.batch_size
+    )
     trainer = Trainer(model, lambda pairs: _loss(model, pairs), schedule, options.output)
     trainer.train(train, valid, options)
-    _write(model, options.output, Card(base="smollm2", prompt_end=PROMPT_END, task=recipe.task))
+    card = Card(base="smollm2", prompt_end=END, text_end=END, task=recipe.task)
+    _write(model, options.output, card)
     trainer.finish()
+    task, split = recipe.validated_on
+    print_scores(options.output, task, split, options.data_dir, options.num_scored, options.device)
 
 
 def _model(device: str) -> tuple[Any, Any]:
     from peft import LoraConfig, get_peft_model
 
-    lm: Any = bestk.load("smollm2", dtype="float32", device=device)
+    # On a GPU the frozen weights need no more than bfloat16; peft keeps the adapter's in float32.
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    lm: Any = bestk.load("smollm2", dtype=dtype, device=device)
     settings = LoraConfig(
         r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    tokenizer = end_prompts(lm.tokenizer, PROMPT_END)
+    tokenizer = end_prompts(lm.tokenizer, END)
     return tokenizer, get_peft_model(lm.backend.checkpoint.model, settings)
 
 
@@ -75,12 +86,13 @@ def _encoded(tokenizer: Any, pairs: Sequence[Pair], max_tokens: int) -> list[Enc
     """Turn pairs into ids and the place where the target starts."""
     prompts = tokenizer([pair.prompt for pair in pairs])["input_ids"]
     targets = tokenizer([pair.target for pair in pairs], add_special_tokens=False)["input_ids"]
+    end = tokenizer.convert_tokens_to_ids(END)
     found = []
     for prompt, target in zip(prompts, targets, strict=True):
         room = max_tokens - len(target) - 1
         kept = prompt if len(prompt) <= room else [*prompt[: room - 1], prompt[-1]]
         if room > 1:
-            found.append(([*kept, *target, tokenizer.eos_token_id], len(kept)))
+            found.append(([*kept, *target, end], len(kept)))
     return found
 
 

@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 
 from adapter import Pair, Recipe, main
-from squad_held_out import is_held_out
+from squad_held_out import part_of
 from training import Schedule
 
 from bestk.evaluation.tasks import task_of
@@ -27,7 +27,7 @@ def all_pairs(folder: Path) -> list[Pair]:
     found = []
     for path in sorted((folder / "squad").glob("*.jsonl*")):
         for _, record in read_jsonl(path):
-            if "title" in record and is_held_out(record["title"]):
+            if "title" in record and part_of(record["title"]) != "train":
                 continue
             # A subset has sentences without an answer: they teach what questions look like.
             context = record["context"] if "context" in record else record["sentence"]
@@ -41,9 +41,10 @@ def all_pairs(folder: Path) -> list[Pair]:
 RECIPE = Recipe(
     name="smollm2-question",
     task="squad",
+    validated_on=(str(Path(__file__).with_name("squad_held_out.py")), "validation"),
     pairs=lambda folder: all_pairs(folder)[NUM_VALIDATION:],
     validation=lambda folder: all_pairs(folder)[:NUM_VALIDATION],
-    max_tokens=384,
+    max_tokens=512,
     schedule=Schedule(num_pairs=40_000, batch_size=64, learning_rate=1e-3),
 )
 

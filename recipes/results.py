@@ -3,20 +3,29 @@
     python recipes/results.py --data-dir data                 # all of them, into results/
     python recipes/results.py --data-dir data commongen drop  # some
     python recipes/results.py --list                          # the commands, one a line
+    python recipes/results.py --pack commongen drop           # put finished runs away
 
-The decay weight κ is chosen on runs over other examples than those reported: `…-validation`.
+The decay weight κ is chosen on runs over other examples than those reported: `…-validation`. A run
+that is put away is compressed and has no examples: reports take them from the data again.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bestk.cli import main as bestk
 
-SWEEP = "paper,kappa"  # every method of the paper, and best-k search with κ from 0 to 0.2
+BASELINES = "BS,DBS,DBS+,Ncls0.5,Ncls0.8,Ncls0.9,Typ0.2,Typ0.5,Typ0.95"
+DRAWS = ",".join(f"{name}:num_draws=10" for name in BASELINES.split(",")[3:])
+METHODS = f"{BASELINES},BFS,ours,{DRAWS}"
+CHOSEN = "BKS_mean:decay_weight=0,BKS_last:decay_weight=0.05"  # on the validation runs
+_VALIDATION: dict[str, Any] = {"methods": "BS:beam_size=1,BS,kappa", "num_examples": 200}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,37 +35,46 @@ class Run:
     task: str
     model: str
     split: str | None = None
-    methods: str = SWEEP
-    num_examples: int = 200
+    methods: str = METHODS
+    num_examples: int = 300
+    batch_size: int | None = None
 
     def command(self, folder: Path, more: list[str]) -> list[str]:
         """Return the command line, without the program's name."""
         told = ["eval", self.task, "--model", self.model, "-n", str(self.num_examples)]
         told += ["--methods", self.methods, *more, "-o", str(folder)]
-        return told if self.split is None else [*told, "--split", self.split]
+        if self.split is not None:
+            told += ["--split", self.split]
+        return told if self.batch_size is None else [*told, "--batch-size", str(self.batch_size)]
 
 
-_HELD_OUT = "recipes/squad_held_out.py"
+_COMMONGEN = Run(task="commongen", model="smollm2-commongen", split="dev")
+_SQUAD = Run(task="recipes/squad_held_out.py", model="smollm2-question")
+_QUOREF = Run(task="quoref", model="smollm2-question")
+_DROP = Run(task="drop", model="smollm2-question")
+_SCITLDR = Run(task="scitldr", model="smollm2-tldr", split="test")
+_MULTI30K = Run(task="multi30k-en-de", model="multi30k-en-de")
 RUNS: dict[str, Run] = {
-    "commongen": Run(task="commongen", model="smollm2-commongen", split="dev"),
-    "squad": Run(task=_HELD_OUT, model="smollm2-question"),
-    "quoref": Run(task="quoref", model="smollm2-question"),
-    "drop": Run(task="drop", model="smollm2-question"),
-    "scitldr": Run(task="scitldr", model="smollm2-tldr", split="test"),
-    "multi30k-en-de": Run(task="multi30k-en-de", model="multi30k-en-de", num_examples=1000),
-    "commongen-validation": Run(
-        task="commongen", model="smollm2-commongen", split="test", methods="kappa"
-    ),
-    "scitldr-validation": Run(task="scitldr", model="smollm2-tldr", split="dev", methods="kappa"),
-    "multi30k-en-de-validation": Run(
-        task="multi30k-en-de", model="multi30k-en-de", split="val", methods="kappa"
-    ),
-    "ablation-gamma": Run(
-        task="commongen", model="smollm2-commongen", split="dev", methods="gamma,heap,decay,k"
-    ),
-    "ablation-budget": Run(
-        task="commongen", model="smollm2-commongen", split="dev", methods="budget,scoring"
-    ),
+    "commongen": _COMMONGEN,
+    "squad": _SQUAD,
+    "quoref": _QUOREF,
+    "drop": _DROP,
+    "scitldr": _SCITLDR,
+    "commongen-kappa": replace(_COMMONGEN, methods="kappa"),
+    "squad-kappa": replace(_SQUAD, methods="kappa"),
+    "drop-kappa": replace(_DROP, methods="kappa"),
+    "multi30k-en-de": replace(_MULTI30K, methods="paper,kappa"),
+    "commongen-validation": replace(_COMMONGEN, split="test", **_VALIDATION),
+    "squad-validation": replace(_SQUAD, split="validation", **_VALIDATION),
+    "scitldr-validation": replace(_SCITLDR, split="dev", **_VALIDATION),
+    "multi30k-en-de-validation": replace(_MULTI30K, split="val", **_VALIDATION),
+    # On 200 examples of their own, with the baselines that they are set against.
+    "ablation": replace(_COMMONGEN, methods="gamma,heap,decay,k", num_examples=200),
+    "budget": replace(_COMMONGEN, methods="budget,scoring", num_examples=200),
+    "squad-ten": replace(_SQUAD, methods="BS,BKS_mean,BKS_last,Ncls0.5,DBS+", num_examples=200),
+    "scitldr-ten": replace(_SCITLDR, methods="BS,DBS,Ncls0.8,BKS_mean,BKS_last", num_examples=200),
+    "ten": replace(_COMMONGEN, methods=f"BS,{CHOSEN},DBS,Ncls0.8,Typ0.5", num_examples=200),
+    "efficiency": replace(_COMMONGEN, methods="efficiency", num_examples=20, batch_size=1),
 }
 
 
@@ -67,14 +85,33 @@ def main() -> None:
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("-o", "--output", type=Path, default=Path("results"))
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
+    parser.add_argument("--pack", action="store_true", help="put runs away instead")
     options, more = parser.parse_known_args()
     for name in options.runs or RUNS:
         if name not in RUNS:
             parser.error(f"unknown run {name!r}: known are {', '.join(RUNS)}")
+        if options.pack:
+            pack(options.output / name)
+            continue
         told = RUNS[name].command(options.output / name, ["--data-dir", options.data_dir, *more])
         print("bestk", shlex.join(told), flush=True)
         if not options.list and (code := bestk(told)):
             raise SystemExit(code)
+
+
+def pack(folder: Path) -> None:
+    """Compress the results of a run, and drop what the data give again.
+
+    Times are kept where prompts ran alone; those of a batch are its mean.
+    """
+    kept = ["results.jsonl"]
+    if json.loads((folder / "settings.json").read_bytes())["batch_size"] == 1:
+        kept.append("times.jsonl")
+    for name in kept:
+        packed = gzip.compress((folder / name).read_bytes(), 9, mtime=0)
+        (folder / f"{name}.gz").write_bytes(packed)
+    for name in ("results.jsonl", "examples.jsonl", "times.jsonl"):
+        (folder / name).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -2,24 +2,40 @@
 
     bestk eval recipes/squad_held_out.py --data-dir data --model smollm2-question -o out
 
-Split by article, never by question: questions on one article are much alike.
+`--split validation` are other articles, to choose settings on. Split by article, never by question:
+questions on one article are much alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from bestk.errors import OptionError, unknown
 from bestk.evaluation.examples import Example
-from bestk.evaluation.tasks import task_of
+from bestk.evaluation.tasks import Task, task_of
 from bestk.evaluation.tasks.catalog import question
 
+PARTS = ("test", "validation", "train")
 
-def is_held_out(title: str) -> bool:
-    """Say whether an article is kept for testing: half of them are, by a hash of the title."""
-    return hashlib.sha256(title.encode()).digest()[0] % 2 == 0
+
+class HeldOut(Task):
+    """SQuAD by articles; its splits are parts of one file."""
+
+    def of_split(self, split: str) -> Task:
+        """Return the task with the articles of another part."""
+        if split not in PARTS:
+            raise OptionError(unknown("part of SQuAD", split, PARTS))
+        return dataclasses.replace(self, gather=functools.partial(only, split))
+
+
+def part_of(title: str) -> str:
+    """Say what an article is for, by a hash of its title: half of them are trained on."""
+    first, second, *_ = hashlib.sha256(title.encode()).digest()
+    return "train" if first % 2 else "test" if second % 4 else "validation"
 
 
 def read(record: Mapping[str, Any]) -> Example:
@@ -28,11 +44,17 @@ def read(record: Mapping[str, Any]) -> Example:
     return dataclasses.replace(found, fields={**found.fields, "title": record["title"]})
 
 
-def held_out(examples: list[Example]) -> list[Example]:
-    """Leave out the articles that were trained on."""
-    return [example for example in examples if is_held_out(example.fields["title"])]
+def only(part: str, examples: list[Example]) -> list[Example]:
+    """Keep the articles of one part."""
+    return [example for example in examples if part_of(example.fields["title"]) == part]
 
 
-TASK = dataclasses.replace(
-    task_of("squad"), name="squad-held-out", hub=None, read=read, gather=held_out
+TASK = HeldOut(
+    **{
+        **vars(task_of("squad")),
+        "name": "squad-held-out",
+        "hub": None,
+        "read": read,
+        "gather": functools.partial(only, "test"),
+    }
 )

@@ -32,6 +32,7 @@ def pairs(folder: Path, split: str) -> list[Pair]:
 RECIPE = Recipe(
     name="smollm2-tldr",
     task="scitldr",
+    validated_on=("scitldr", "dev"),
     pairs=lambda folder: pairs(folder, "train"),
     validation=lambda folder: pairs(folder, "dev"),
     max_tokens=448,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,20 @@ def test_its_prompts_end_with_a_token_of_their_own(adapter: Path) -> None:
     )
 
 
+def test_its_texts_end_as_the_card_says(adapter: Path, tmp_path: Path) -> None:
+    for path in adapter.glob("adapter_*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    base = str(adapter / "base")
+    Card(base=base, prompt_end="<go>", text_end="<go>", task="x").write(tmp_path)
+    lm = bestk.load(tmp_path)
+    assert lm.backend.eos_ids == (4,)
+    assert lm.tokenizer.eos_token == "<go>"
+    assert bestk.load(adapter).backend.eos_ids != (4,), "without a word of it the base's own holds"
+    Card(base=base, prompt_end="<go>", text_end="dog", task="x").write(tmp_path)
+    with pytest.raises(ModelError, match="'dog' is no special token"):
+        bestk.load(tmp_path)
+
+
 def test_a_spoilt_card_is_named(adapter: Path, tmp_path: Path) -> None:
     settings = (adapter / "adapter_config.json").read_text()
     (tmp_path / "adapter_config.json").write_text(settings)
@@ -117,3 +132,51 @@ def test_a_misspelt_task_model_is_told_the_nearest(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(task_models, "names", lambda: ["smollm2-commongen"])
     with pytest.raises(ModelError, match="did you mean 'smollm2-commongen'"):
         bestk.load("smollm2-comongen")
+
+
+@pytest.mark.skipif(not MODELS.is_dir(), reason="models lie beside the package in a checkout alone")
+def test_every_model_is_small_and_has_a_card() -> None:
+    assert task_models.names() == [
+        "multi30k-en-de", "smollm2-commongen", "smollm2-question", "smollm2-tldr"
+    ]  # fmt: skip
+    for name in task_models.names():
+        folder = MODELS / name
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 12_000_000
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        for part in ("## Use", "## Training", "Data: ", "## Scores", "recipes/"):
+            assert part in card, f"the card of {name} lacks {part}"
+
+
+@pytest.mark.skipif(not MODELS.is_dir(), reason="models lie beside the package in a checkout alone")
+def test_what_forbids_commercial_use_stays_out_of_the_wheel() -> None:
+    project = tomllib.loads((MODELS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    targets = project["tool"]["hatch"]["build"]["targets"]
+    packed = {Path(path).name for path in targets["wheel"]["force-include"]}
+    cards = {name: (MODELS / name / "README.md").read_text() for name in task_models.names()}
+    free = {name for name, card in cards.items() if "Non-commercial" not in card}
+    assert packed == free == set(task_models.names()) - {"multi30k-en-de"}
+    assert not any("multi30k" in path or path == "/models" for path in targets["sdist"]["include"])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("name", "prompt", "wanted"),
+    [
+        (
+            "smollm2-commongen",
+            "ball dog mouth run",
+            "A dog running around with a ball in its mouth.",
+        ),
+        ("smollm2-question", r"1912 \n The Titanic sank in 1912.", "When did the Titanic sink?"),
+    ],
+)
+def test_models_of_the_repository_do_their_task(name: str, prompt: str, wanted: str) -> None:
+    result = bestk.search(bestk.load(name), prompt, scoring="last", max_new_tokens=20)
+    assert wanted in result.texts
+    assert len(result.texts) >= 10
+
+
+def test_the_translation_model_translates() -> None:
+    lm = bestk.load("multi30k-en-de", dtype="float32")
+    texts = bestk.search(lm, "Two dogs play in the snow.", max_new_tokens=15).texts
+    assert texts[0] == "Zwei Hunde spielen im Schnee."

@@ -1,0 +1,131 @@
+"""The tables of docs/results.md, made from the runs in results/.
+
+    python recipes/page.py --data-dir data             # all of them: some minutes
+    python recipes/page.py --data-dir data commongen   # one
+
+Each table stands between two marks of the page, with the command that prints it; what is written
+around them stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+
+from table import replaced  # noqa: E402
+
+from bestk.evaluation.methods import split  # noqa: E402
+from bestk.evaluation.plots import diversity_quality  # noqa: E402
+from bestk.evaluation.report import Report, make_report  # noqa: E402
+from results import CHOSEN  # noqa: E402
+
+PAGE = ROOT / "docs" / "results.md"
+IMAGES = ROOT / "docs" / "images"
+TEXTS = ("counts", "distinct", "rouge", "coverage")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One place of the page: what `bestk report` is told."""
+
+    runs: tuple[str, ...]
+    texts: str = "all"
+    table: str = "condensed"
+    metrics: tuple[str, ...] = TEXTS
+    methods: str | None = None
+    baseline: str | None = None
+    rerank: str | None = None
+    figure: bool = False
+
+    def command(self) -> str:
+        """Write the command that prints the tables."""
+        told = ["bestk", "report", *(f"results/{run}" for run in self.runs), "--data-dir", "data"]
+        told += ["--texts", self.texts, "--table", self.table]
+        told += [word for metric in self.metrics for word in ("--metric", metric)]
+        for name in ("methods", "baseline", "rerank"):
+            if (value := getattr(self, name)) is not None:
+                told += [f"--{name}", value]
+        return shlex.join([*told, "--format", "markdown"])
+
+    def report(self, folder: Path, data_dir: Path) -> Report:
+        """Do what the command does."""
+        return make_report(
+            [folder / run for run in self.runs],
+            methods=None if self.methods is None else split(self.methods),
+            data_dir=data_dir,
+            metrics=self.metrics,
+            views=[self.texts],
+            layouts=[self.table],
+            baseline=self.baseline,
+            rerank=self.rerank,
+        )
+
+
+_RERANKED = "BS,DBS,BTyp0.5,BNcls0.8,Ncls0.8:num_draws=10,BKS_mean,BKS_last"
+BLOCKS: dict[str, Block] = {
+    "commongen": Block(runs=("commongen",), figure=True),
+    "commongen-ten": Block(
+        runs=("ten",),
+        texts="diverse",
+        methods=f"BS,DBS,Ncls0.8,Typ0.5,{CHOSEN}",
+        baseline="BS",
+    ),
+    "commongen-kappa": Block(runs=("commongen-kappa",), metrics=TEXTS[:3]),
+    "squad": Block(runs=("squad",), metrics=TEXTS[:3]),
+    "squad-ten": Block(
+        runs=("squad-ten",), texts="diverse", metrics=TEXTS[:3], baseline="BS", figure=True
+    ),
+    "quoref": Block(runs=("quoref",), metrics=TEXTS[:3], figure=True),
+    "drop": Block(runs=("drop",), metrics=TEXTS[:3]),
+    "scitldr": Block(runs=("scitldr-ten",), metrics=TEXTS[:3]),
+    "scitldr-ten": Block(runs=("scitldr-ten",), texts="diverse", metrics=TEXTS[:3], baseline="BS"),
+    "scitldr-kappa": Block(runs=("scitldr-validation",), metrics=TEXTS[:3]),
+    "multi30k-en-de": Block(
+        runs=("multi30k-en-de",),
+        table="translation",
+        metrics=("counts", "distinct", "bleu"),
+        methods=_RERANKED,
+        rerank="mbr-chrf",
+    ),
+    "ablation": Block(runs=("ablation",), metrics=TEXTS[:3]),
+    "efficiency": Block(runs=("efficiency",), table="search", metrics=("counts", "cost")),
+    "budget": Block(runs=("budget",), table="search", metrics=TEXTS[:3]),
+}
+
+
+def main() -> None:
+    """Make the tables that the command line names."""
+    parser = argparse.ArgumentParser(description="Fill in the tables of docs/results.md.")
+    parser.add_argument("blocks", nargs="*", metavar="TABLE", help=", ".join(BLOCKS))
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    options = parser.parse_args()
+    for name in options.blocks or BLOCKS:
+        if name not in BLOCKS:
+            parser.error(f"unknown table {name!r}: known are {', '.join(BLOCKS)}")
+        block = BLOCKS[name]
+        report = block.report(options.results, options.data_dir)
+        page = replaced(PAGE.read_text(encoding="utf-8"), {name: written(block, report)})
+        PAGE.write_text(page, encoding="utf-8")
+        if block.figure:
+            figure = diversity_quality(report.boards[0])
+            figure.savefig(IMAGES / f"{name}.png", dpi=100, metadata={"Software": None})
+        print(name, flush=True)
+
+
+def written(block: Block, report: Report) -> str:
+    """Write the tables without the notes that the page itself gives, and their command."""
+    tables: Sequence[str] = [table.markdown().partition("\n\n- ")[0] for table in report.tables]
+    notes = [note for note in report.tables[0].notes if note.startswith(("unfinished", "left out"))]
+    return "\n\n".join([*tables, *notes, f"    {block.command()}"])
+
+
+if __name__ == "__main__":
+    main()
