@@ -24,8 +24,11 @@ class FlakyProxy:
         self.chance = random.Random(seed)
         self.num_resets = 0
         self.port = free_port()
+        self._listener: socket.socket | None = None
+        self._deaths = 0
+        self._taken: set[socket.socket] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -55,25 +58,49 @@ class FlakyProxy:
             self._loop.close()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=100)
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._take, self._listener)
+
+    def _take(self, listener: socket.socket) -> None:
+        # Not asyncio's server: what it is taking when it closes is never closed (before 3.12).
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        self._taken.add(connection)
+        task = self._loop.create_task(self._serve(connection, self._deaths))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _die(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._deaths += 1
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         for writer in list(self._writers):
             _reset(writer)
 
     async def _settle(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # transports close their sockets in the loop's next rounds
+        for connection in self._taken:
+            connection.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+    async def _serve(self, connection: socket.socket, deaths: int) -> None:
         back = None
+        reader, writer = await asyncio.open_connection(sock=connection)
+        self._taken.discard(connection)
+        self._writers.add(writer)
         try:
+            if deaths != self._deaths:
+                _reset(writer)
+                return
             answers, back = await asyncio.open_connection(*self.target)
             await asyncio.gather(self._forward(reader, back), self._answer(answers, writer))
         except OSError:

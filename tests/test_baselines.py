@@ -18,6 +18,7 @@ import bestk
 from bestk.backends.toy import ToyBackend
 from bestk.baselines import METHODS, Beam, Nucleus, Sampling, Typical, method_of, run_method
 from bestk.baselines.filters import listed
+from bestk.baselines.noise import exponential
 from bestk.baselines.sampling import invert
 from bestk.errors import BestKError, ModelError, OptionError
 
@@ -462,3 +463,15 @@ def test_sorting_a_few_tokens_keeps_the_same_set(
         with monkeypatch.context() as patch:
             patch.setattr("bestk.baselines.filters._COUNTS", ())
             assert torch.equal(fast, one.keeps(log_probs, 2))
+
+
+def test_noise_depends_on_its_address_alone() -> None:
+    keys, token = torch.tensor([3, 2**55 + 1]), torch.arange(5000).expand(2, 4, -1)
+    noise = exponential(keys, 7, token)
+    assert torch.equal(noise[1:, :, 40:50], exponential(keys[1:], 7, token[1:, :, 40:50]))
+    assert not torch.equal(noise, exponential(keys, 8, token))
+    assert len(noise.unique()) == noise.numel(), "rows, beams or tokens share their noise"
+    assert noise.min() > 0
+    # Mean and variance of an exponential are 1; of 40,000 draws neither is off by a twentieth.
+    assert abs(float(noise.mean()) - 1) < 0.05
+    assert abs(float(noise.var()) - 1) < 0.05

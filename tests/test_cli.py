@@ -162,7 +162,6 @@ def test_diverse_texts_are_those_of_search(cli: Any, lm: bestk.LanguageModel) ->
 def test_reranked_texts_show_the_score_that_orders_them(
     cli: Any, lm: bestk.LanguageModel, tmp_path: Path
 ) -> None:
-    pytest.importorskip("sacrebleu", reason="needs the eval extra")
     wanted = bestk.search(lm, "x", beam_size=2, max_new_tokens=4, k=2, rerank="mbr-chrf")
     path = tmp_path / "result.json"
     arguments = ("generate", *SMALL, "--rerank", "mbr-chrf", "-n", "2", "x")

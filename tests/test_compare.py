@@ -13,6 +13,7 @@ import bestk
 from bestk.baselines.comparison import Row, compare, table
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
+from bestk.selection import narrow
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,22 @@ def test_table_shows_the_best_texts(rows: list[Row]) -> None:
     for line, row in zip(lines, rows, strict=True):
         assert line.split()[0] == row.method
         assert line.rstrip().endswith(row.texts[0])
+
+
+def test_diverse_texts_on_request() -> None:
+    lm = bestk.LanguageModel(random_toy(3, 8))
+    config = SearchConfig(max_new_tokens=4, beam_size=10)
+    best, diverse = (
+        next(compare(lm, [1], ["BKS_mean"], config, num_texts=5, select=select))
+        for select in ("best", "diverse")
+    )
+    assert best.result.texts == diverse.result.texts
+    assert diverse.distinct > best.distinct
+    told = {"num_texts": 5, "select": "diverse", "diversity": 1.0}
+    most = next(compare(lm, [1], ["BKS_mean"], config, **told))
+    assert most.texts == narrow(best.result, 5, "diverse", diversity=1.0).texts != diverse.texts
+    with pytest.raises(OptionError, match="unknown select 'divers': did you mean 'diverse'"):
+        next(compare(lm, [1], ["BKS_mean"], config, select="divers"))
 
 
 def test_a_misspelt_method_is_found_before_anything_runs() -> None:

@@ -249,7 +249,7 @@ def test_comparisons_say_who_is_better(toy: Path) -> None:
 
 @pytest.mark.model
 def test_a_real_miniature(smollm2: Any, tmp_path: Path) -> None:
-    """Every method on SmolLM2 and two dozen examples, with the whole report at the end."""
+    """Every method on SmolLM2 and four examples, with the whole report at the end."""
     from bestk.baselines import METHODS
     from bestk.evaluation.runner import Settings, evaluate
     from bestk.evaluation.tasks import TASKS
@@ -272,10 +272,11 @@ def test_a_real_miniature(smollm2: Any, tmp_path: Path) -> None:
         max_new_tokens=7,
         stop=(".", ","),
         style="plain",
-        batch_size=8,
+        batch_size=2,
+        num_examples=4,
     )
     steps = list(evaluate(smollm2, settings, tmp_path / "run"))
-    assert steps[-1].done == steps[-1].total == 24 * len(METHODS)
+    assert steps[-1].done == steps[-1].total == 4 * len(METHODS)
     report = make_report([tmp_path / "run"], baseline="BS", rerank="mbr-chrf", samples=SAMPLES)
     saved = report.save(tmp_path / "report")
     assert {"tables.md", "tables.tex", "diversity_quality.png"} <= {path.name for path in saved}
@@ -300,3 +301,65 @@ def test_a_packed_run_reports_the_same_and_is_not_written_to(toy: Path, tmp_path
     assert load_runs([tmp_path]).pools == load_runs([toy]).pools
     with pytest.raises(OptionError, match="has a packed run: gunzip its files to go on with it"):
         run_toy(tmp_path)
+
+
+def test_some_rows_in_the_order_asked_for(toy: Path) -> None:
+    every = list(load_runs([toy]).pools)
+    wanted = [every[2], every[0]]
+    assert list(load_runs([toy], methods=wanted).pools) == wanted
+    with pytest.raises(OptionError, match="unknown method 'DBS\\+'"):
+        load_runs([toy], methods=["DBS+"])
+
+
+def test_a_run_without_its_examples_reads_them_from_the_data_again(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    data = tmp_path / "data" / "animals.jsonl"
+    records = [{"input": f"the {w}", "references": [f"a {w} runs"]} for w in ("dog", "cat", "a")]
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run_toy(tmp_path / "run", task=str(data), num_examples=2)
+    whole = load_runs([tmp_path / "run"])
+    (tmp_path / "run" / "examples.jsonl").unlink()
+    assert load_runs([tmp_path / "run"]).pools == whole.pools
+    data.write_text(data.read_text().replace("runs", "sits"))
+    with pytest.raises(OptionError, match="was run on other examples"):
+        load_runs([tmp_path / "run"])
+
+
+def test_a_text_that_several_methods_found_is_scored_once(toy: Path) -> None:
+    metrics = build(["rouge"])
+    (rouge,) = metrics.built
+    seen: list[tuple[str, str]] = []
+    score = rouge.score
+
+    def counted(texts: Any, example: Any) -> Any:
+        seen.extend((example.id, text) for text in texts)
+        return score(texts, example)
+
+    rouge.score = counted  # type: ignore[method-assign]
+    found = load_runs([toy])
+    scorer = Scorer(found, metrics, samples=SAMPLES)
+    for view in ("all", "top"):
+        scorer.board(view)
+    assert len(seen) == len(set(seen))
+    pools = [pool for row in found.pools.values() for pool in row]
+    assert len(seen) < sum(len(pool.texts) for pool in pools), "the methods share no text"
+
+
+def test_runs_of_before_probabilities_were_kept_are_named(toy: Path, tmp_path: Path) -> None:
+    for path in toy.glob("*.json*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    results = tmp_path / "results.jsonl"
+    records = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert all(len(record["log_probs"]) == len(record["texts"]) for record in records)
+    for record in records:
+        if record["method"] == "BS":
+            del record["log_probs"]
+    results.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    settings = {"metrics": ["counts"], "samples": SAMPLES, "layouts": ["condensed"]}
+    old = make_report([tmp_path], views=["diverse"], **settings)
+    told = [note for note in old.tables[0].notes if "no probabilities were kept" in note]
+    assert told == ["chosen by rank, since no probabilities were kept: BS"]
+    new = make_report([toy], views=["diverse"], **settings)
+    assert not [note for note in new.tables[0].notes if "no probabilities" in note]
+    with pytest.raises(OptionError, match="weights='uniform'"):
+        make_report([tmp_path], rerank="mbr-chrf", **settings)

@@ -132,7 +132,7 @@ def test_commongen_of_the_hub_is_joined_by_its_words(monkeypatch: pytest.MonkeyP
 def test_the_papers_settings() -> None:
     lengths = {name: task.max_new_tokens for name, task in TASKS.items() if not task.source_factor}
     assert lengths == {
-        "squad": 25, "quoref": 25, "drop": 20, "commongen": 20, "xsum": 30, "scitldr": 30
+        "squad": 25, "quoref": 25, "drop": 20, "commongen": 20, "xsum": 30, "scitldr": 40
     }  # fmt: skip
     assert all(TASKS[f"wmt14-en-{to}"].source_factor == 1.5 for to in ("de", "fr"))
     question = Example(id="1", input="c", references=("q",), fields={"answer": "A", "context": "C"})
@@ -282,6 +282,21 @@ def test_the_diverse_view_is_what_selection_chooses() -> None:
     assert pool.chosen("top", 2) == [texts[0], texts[1]]
     assert pool.chosen("diverse", 2) == [texts[0], texts[2]], "each once, however often it came"
     assert pool.chosen("diverse", 9) == list(texts)
+
+
+def test_the_diverse_view_goes_by_probability_or_a_reranker() -> None:
+    texts = ("the cat sleeps", "a dog runs home", "a dog runs away")
+    pool = Pool(
+        example=Example(id="1", input="x", references=()),
+        texts=texts,
+        counts=(1, 1, 1),
+        scores=(-0.1, -0.2, -0.3),
+        log_probs=(-9.0, -1.0, -1.5),
+    )
+    assert pool.chosen("diverse", 1) == [texts[1]], "what likely texts agree with, not the ranking"
+    reranked = pool.reordered([0.0, 0.1, 5.0])
+    assert reranked.log_probs == (-1.5, -1.0, -9.0)
+    assert reranked.chosen("diverse", 1) == [texts[2]]
 
 
 def test_another_split_of_a_task(tmp_path: Path) -> None:

@@ -122,16 +122,17 @@ class Job:
             return True
         return limit is not None and time.perf_counter() - self.started >= limit
 
-    def generators(self) -> list[torch.Generator]:
-        """Seed one source of randomness per prompt, by the seed and the prompt alone.
+    def keys(self) -> list[int]:
+        """Return a number of 56 bits per prompt, by the seed and the prompt alone.
 
         So a prompt's draws are the same in any batch, at any place, on any device.
         """
-        sources = []
-        for ids in self.prompt_ids:
-            digest = hashlib.sha256(repr((self.seed, ids)).encode()).digest()
-            sources.append(torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
-        return sources
+        digests = [hashlib.sha256(repr((self.seed, ids)).encode()) for ids in self.prompt_ids]
+        return [int.from_bytes(digest.digest()[:7], "big") for digest in digests]
+
+    def generators(self) -> list[torch.Generator]:
+        """Seed one source of randomness per prompt."""
+        return [torch.Generator().manual_seed(key) for key in self.keys()]
 
     def may_not_stop(self, depth: int) -> Bool[Tensor, " vocab"] | None:
         """Mark the tokens that would end a text of `depth` tokens too early, None if none would.

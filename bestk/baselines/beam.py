@@ -20,6 +20,7 @@ from torch import Tensor
 from bestk.backends.base import Children, Group, Room, Session
 from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, plant, shared
 from bestk.baselines.filters import Filter, listed
+from bestk.baselines.noise import exponential
 from bestk.baselines.team import Candidates, Team
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
@@ -122,7 +123,7 @@ class Beams:
         ]
         width = self.num_candidates * method.num_groups
         self.tree = Tree(batch, self.room.capacity, self.room.depth, width, job.device)
-        self.sources = job.generators() if method.filter is not None else []
+        self.keys = torch.tensor(job.keys(), device=job.device)
         self.depth = 0  # of the nodes expanded last
         self.clock = torch.zeros(batch, dtype=torch.int64, device=job.device)
         self.has_timed_out = False
@@ -201,10 +202,11 @@ class Beams:
     def outcomes(self, keep_tree: bool) -> list[Outcome]:
         """Read the finished texts out of the trees, each team's best first, best team first."""
         counts, clocks = self.tree.count.tolist(), self.clock.tolist()
+        found_by = [self._found(team) for team in self.teams]
         outcomes = []
         for row, count in enumerate(counts):
             record = TreeRecord.of(self.tree, [row])[0] if keep_tree else None
-            found = [text for team in self.teams for text in self._found(team, row)]
+            found = [text for rows in found_by for text in rows[row]]
             found.sort(key=lambda f: -(f.score or 0.0))
             outcomes.append(
                 Outcome(
@@ -217,33 +219,48 @@ class Beams:
             )
         return outcomes
 
-    def _found(self, team: Team, row: int) -> list[Found]:
+    def _found(self, team: Team) -> list[list[Found]]:
+        """List a team's finished texts, row by row; the device is asked once for all of them."""
         done, tree = team.finished, self.tree
-        parent, child = done.parent[row][done.is_valid[row]], done.child[row][done.is_valid[row]]
-        path = tree.path[row, parent]  # [texts, depth]
-        tokens = tree.token[row, path.clamp(min=0)].tolist()
-        log_probs = tree.last_log_prob[row, path.clamp(min=0)].tolist()
+        rows = torch.arange(len(done.parent), device=done.parent.device)[:, None]
+        parent, child = done.parent, done.child
+        path = tree.path[rows, parent].clamp(min=0)  # [batch, texts, depth]
         columns = (
-            tree.depth[row, parent].tolist(),
-            tree.child_token[row, parent, child].tolist(),
-            tree.child_log_prob[row, parent, child].tolist(),
-            tree.child_state[row, parent, child].tolist(),
-            tree.expanded_at[row, parent].tolist(),
+            done.is_valid,
+            tree.token[rows[..., None], path],
+            tree.last_log_prob[rows[..., None], path],
+            tree.depth[rows, parent],
+            tree.child_token[rows, parent, child],
+            tree.child_log_prob[rows, parent, child],
+            tree.child_state[rows, parent, child],
+            tree.expanded_at[rows, parent],
         )
-        found = []
-        for i, (depth, token, log_prob, state, step) in enumerate(zip(*columns, strict=True)):
-            whole = (*log_probs[i][:depth], log_prob)
-            found.append(
-                Found(
-                    token_ids=(*tokens[i][:depth], token),
-                    log_probs=whole,
-                    step=step,
-                    is_complete=state == State.COMPLETE,
-                    # The penalty for diversity steers the choice; it is no part of the score.
-                    score=sum(whole) / float(len(whole)) ** self.method.length_penalty,
-                )
-            )
-        return found
+        listed = [column.tolist() for column in columns]
+        return [
+            [self._text(*text) for text in zip(*row, strict=True) if text[0]]
+            for row in zip(*listed, strict=True)
+        ]
+
+    def _text(
+        self,
+        _: bool,
+        tokens: list[int],
+        log_probs: list[float],
+        depth: int,
+        token: int,
+        log_prob: float,
+        state: int,
+        step: int,
+    ) -> Found:
+        whole = (*log_probs[:depth], log_prob)
+        return Found(
+            token_ids=(*tokens[:depth], token),
+            log_probs=whole,
+            step=step,
+            is_complete=state == State.COMPLETE,
+            # The penalty for diversity steers the choice; it is no part of the score.
+            score=sum(whole) / float(len(whole)) ** self.method.length_penalty,
+        )
 
     def _num_children(self, min_new_tokens: int) -> int:
         """Count the children per node that can matter to a team's best candidates."""
@@ -300,18 +317,10 @@ class Beams:
         wide = places[..., None].expand(-1, -1, token.shape[2])
         token, last = token.gather(1, wide), last.gather(1, wide)
         score = team.scores(self.depth)[..., None] + last
-        drawn = (score - self._noise(token).log()).flatten(1)
+        noise = exponential(self.keys, self.depth, token)
+        drawn = (score - noise.log()).flatten(1)
         order = drawn.topk(min(self.num_candidates, drawn.shape[1]), dim=1).indices
         return Candidates.of(order, places, token, last, score, group, self.num_candidates)
-
-    def _noise(self, token: Int[Tensor, "batch beams kept"]) -> Float[Tensor, "batch beams kept"]:
-        """Draw exponential noise, for the whole vocabulary so that no batch changes it."""
-        shape = token.shape[1], self.job.lm.backend.vocab_size
-        rows = [
-            torch.empty(shape, dtype=torch.float32).exponential_(generator=source)
-            for source in self.sources
-        ]
-        return torch.stack(rows).to(token.device).gather(2, token).double()
 
     def _allowed(
         self, last: Float[Tensor, "batch beams tokens"], token: Int[Tensor, "batch beams tokens"]

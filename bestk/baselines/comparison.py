@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bestk.baselines.methods import METHODS, method_of, run_method
-from bestk.config import SearchConfig
+from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
 from bestk.language_model import LanguageModel, Prompt
 from bestk.ngrams import ORDERS, distinctness
 from bestk.result import SearchResult
+from bestk.selection import check_selection, narrow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,16 +26,19 @@ NUM_TEXTS = 10  # as many as a beam gives, so that no method is measured on more
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one method found; distinctness is that of its `num_texts` best texts."""
+    """What one method found; distinctness is that of its `num_texts` best or most diverse texts."""
 
     method: str
     result: SearchResult
     num_texts: int = NUM_TEXTS
+    select: str = SELECTIONS[0]
+    diversity: float = DIVERSITY
 
-    @property
+    @functools.cached_property
     def texts(self) -> list[str]:
-        """Return the best texts."""
-        return self.result.texts[: self.num_texts]
+        """Return the chosen texts."""
+        chosen = narrow(self.result, self.num_texts, self.select, diversity=self.diversity)
+        return chosen.texts
 
     @property
     def distinct(self) -> float:
@@ -63,18 +68,24 @@ def compare(
     *,
     seed: int = 0,
     num_texts: int = NUM_TEXTS,
+    select: str = SELECTIONS[0],
+    diversity: float = DIVERSITY,
 ) -> Iterator[Row]:
     """Run methods on one prompt at an equal budget, and yield each as it ends.
 
-    The model is warmed up first, so that no method pays for it.
+    Of each `num_texts` are shown and measured: the best, or with `select="diverse"` the diverse,
+    which differ by `diversity`. The model is warmed up first, so that no method pays for it.
     """
+    check_selection(num_texts, select, diversity)
     names = list(METHODS) if list(methods) == ["all"] else list(methods)
     for name in names:
         method_of(name)  # a misspelt name should not cost the others' time
     run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
     for name in names:
         result = run_method(lm, prompt, name, config, seed=seed)
-        yield Row(method=name, result=result, num_texts=num_texts)
+        yield Row(
+            method=name, result=result, num_texts=num_texts, select=select, diversity=diversity
+        )
 
 
 def table(rows: Sequence[Row], num_shown: int = 3) -> RenderableType:
@@ -87,7 +98,8 @@ def table(rows: Sequence[Row], num_shown: int = 3) -> RenderableType:
     view.add_column("method")
     for heading in ("found", "unique", "complete", f"D of {top}", "expanded", "seconds"):
         view.add_column(heading, justify="right")
-    view.add_column("best texts", overflow="fold")
+    select = rows[0].select if rows else SELECTIONS[0]
+    view.add_column(f"{select} texts", overflow="fold")
     for row in rows:
         cost = row.result.cost
         shown = [" ".join(text.split()) for text in row.texts[:num_shown]]

@@ -8,14 +8,16 @@ import typer
 
 from bestk.cli.options import (
     Device,
+    Diversity,
     Dtype,
     EngineOptions,
     Model,
+    Select,
     SrcLang,
     TgtLang,
     search_options,
 )
-from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS, SearchConfig
 
 
 @search_options
@@ -30,7 +32,9 @@ def compare(
     num_texts: Annotated[
         int, typer.Option("--num-texts", "-n", min=1, help="Texts that distinctness is taken of.")
     ] = 10,
-    show: Annotated[int, typer.Option(min=0, help="Best texts to show of each method.")] = 3,
+    select: Select = SELECTIONS[0],
+    diversity: Diversity = DIVERSITY,
+    show: Annotated[int, typer.Option(min=0, help="Texts to show of each method.")] = 3,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
@@ -57,7 +61,16 @@ def compare(
     )
     names = methods.split(",") if methods else COMPARED
     asked = text if raw else lm.chat_prompt(text, system)
-    rows = compare_methods(lm, asked, names, config, seed=seed, num_texts=num_texts)
+    rows = compare_methods(
+        lm,
+        asked,
+        names,
+        config,
+        seed=seed,
+        num_texts=num_texts,
+        select=select,
+        diversity=diversity,
+    )
     found = list(rows)
     if as_json:
         terminal.print_json([row.to_json() for row in found])

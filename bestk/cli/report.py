@@ -20,6 +20,12 @@ def report(
         list[str] | None,
         typer.Option(help="Score all, unique, top or diverse texts; each unless given."),
     ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Rows to show, with commas between; all unless given.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Data of runs that were put away without their examples.")
+    ] = None,
     top: Annotated[int, typer.Option(help="Texts compared at an equal number.")] = 10,
     table: Annotated[
         list[str] | None, typer.Option(help="full, condensed, translation or search.")
@@ -43,11 +49,14 @@ def report(
 
     Show the paper's tables of an evaluation; save them with the figures.
     """
+    from bestk.evaluation.methods import split as names_of
     from bestk.evaluation.metrics.registry import metric_models
     from bestk.evaluation.report import make_report
 
     made = make_report(
         folders,
+        methods=None if methods is None else names_of(methods),
+        data_dir=data_dir,
         metrics=metric,
         models=metric_models(grammar=grammar_model, mauve=mauve_model),
         views=texts,

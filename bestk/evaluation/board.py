@@ -109,7 +109,7 @@ class Scorer:
         self.top = top
         self.samples = samples
         self.seed = seed
-        self._texts: dict[tuple[str, str, str], Numbers] = {}
+        self._texts: dict[tuple[str, str], dict[str, Numbers]] = {}  # by metric and example
 
     def board(self, view: str = "all") -> Board:
         """Return the numbers of one view; a column that no example has a value for is dropped."""
@@ -119,7 +119,7 @@ class Scorer:
         for metric in self.metrics.built:
             for row, pools in self.evaluation.pools.items():
                 for column, found in zip(
-                    metric.columns, self._score(metric, row, pools, view), strict=True
+                    metric.columns, self._score(metric, pools, view), strict=True
                 ):
                     values[row][column.key] = found
             for column in metric.columns:
@@ -151,31 +151,34 @@ class Scorer:
             seed=self.seed,
         )
 
-    def _score(
-        self, metric: object, row: str, pools: Sequence[Pool], view: str
-    ) -> Sequence[Values]:
+    def _score(self, metric: object, pools: Sequence[Pool], view: str) -> Sequence[Values]:
         if isinstance(metric, CorpusMetric):
             return metric.score(pools, view, self.top)
         if isinstance(metric, SetMetric):
             by_example = [metric.score(pool, view, self.top) for pool in pools]
         else:
             assert isinstance(metric, TextMetric)
-            by_example = [self._summarise(metric, row, pool, view) for pool in pools]
+            by_example = [self._summarise(metric, pool, view) for pool in pools]
         return list(np.array(by_example, dtype=np.float64).T)
 
-    def _summarise(self, metric: TextMetric, row: str, pool: Pool, view: str) -> Sequence[float]:
+    def _summarise(self, metric: TextMetric, pool: Pool, view: str) -> Sequence[float]:
         if not metric.is_needed(pool.example):
             return [float("nan")] * len(metric.columns)
         weights = np.array(pool.weights(view, self.top), dtype=np.float64)
         if not weights.sum():
             nothing = np.zeros(len(metric.scores))
             return metric.summarise(nothing, nothing)
-        key = (metric.family, row, pool.example.id)
-        if key not in self._texts:
-            self._texts[key] = metric.score(pool.texts, pool.example)
-        scores = self._texts[key]  # [texts, scores]
+        scores = self._scores(metric, pool)
         mean = weights @ scores / weights.sum()
         return metric.summarise(mean, scores[weights > 0].max(axis=0))
+
+    def _scores(self, metric: TextMetric, pool: Pool) -> Numbers:
+        """Score the texts of a pool; what any method has found before is not scored again."""
+        known = self._texts.setdefault((metric.family, pool.example.id), {})
+        new = [text for text in pool.texts if text not in known]
+        if new:
+            known.update(zip(new, metric.score(new, pool.example), strict=True))
+        return np.stack([known[text] for text in pool.texts])
 
     def _estimate(self, found: Values) -> Estimate:
         if isinstance(found, np.ndarray):

@@ -5,7 +5,10 @@ Plain data. Knows neither models nor metrics.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +59,12 @@ class Example:
         return found
 
 
+def digest(examples: Sequence[Example]) -> str:
+    """Name a list of examples by what is in them."""
+    data = json.dumps([example.to_json() for example in examples], sort_keys=True)
+    return hashlib.sha256(data.encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pool:
     """The texts of one method for one example: unique, best first, with how often each came."""
@@ -64,6 +73,8 @@ class Pool:
     texts: tuple[str, ...]
     counts: tuple[int, ...]
     scores: tuple[float, ...]  # what the texts are ranked by
+    log_probs: tuple[float, ...] | None = None  # the model's; runs of old have none
+    is_reranked: bool = False
     seconds: float | None = None
     expanded: int = 0
     model_calls: int = 0
@@ -86,7 +97,9 @@ class Pool:
         if view == "top":
             return [int(place < top) for place in range(len(self.texts))]
         if view == "diverse":
-            chosen = _diverse(self.texts, self.scores, top)
+            # A run that has no probabilities has its ranking to go by.
+            scores = self.scores if self.is_reranked or self.log_probs is None else None
+            chosen = _diverse(self.texts, self.log_probs, scores, top)
             return [int(place in chosen) for place in range(len(self.texts))]
         raise SchemaError(unknown("view", view, VIEWS))
 
@@ -102,17 +115,22 @@ class Pool:
         if len(scores) != len(self.texts):
             raise SchemaError(f"{len(self.texts)} texts need as many scores, got {len(scores)}")
         order = sorted(range(len(scores)), key=lambda place: -scores[place])
-        return Pool(
-            example=self.example,
+        log_probs = self.log_probs and tuple(self.log_probs[place] for place in order)
+        return dataclasses.replace(
+            self,
             texts=tuple(self.texts[place] for place in order),
             counts=tuple(self.counts[place] for place in order),
             scores=tuple(scores[place] for place in order),
-            seconds=self.seconds,
-            expanded=self.expanded,
-            model_calls=self.model_calls,
+            log_probs=log_probs,
+            is_reranked=True,
         )
 
 
 @functools.lru_cache(maxsize=100_000)  # several metrics look at the same texts
-def _diverse(texts: tuple[str, ...], scores: tuple[float, ...], top: int) -> frozenset[int]:
-    return frozenset(diverse(texts, scores, top))
+def _diverse(
+    texts: tuple[str, ...],
+    log_probs: tuple[float, ...] | None,
+    scores: tuple[float, ...] | None,
+    top: int,
+) -> frozenset[int]:
+    return frozenset(diverse(texts, log_probs, top, scores=scores))

@@ -82,6 +82,8 @@ class Report:
 def make_report(
     folders: Sequence[Path],
     *,
+    methods: Sequence[str] | None = None,
+    data_dir: Path | None = None,
     metrics: Sequence[str] | None = None,
     models: MetricModels | None = None,
     views: Sequence[str] | None = None,
@@ -93,11 +95,15 @@ def make_report(
     samples: int = NUM_SAMPLES,
     seed: int = 0,
 ) -> Report:
-    """Score runs and lay out their tables; without `views` every view that differs is shown."""
+    """Score runs and lay out their tables; without `views` every view that differs is shown.
+
+    `methods` are the rows to show, all unless given; `data_dir` has the examples of runs that were
+    put away without them.
+    """
     for view in views or ():
         if view not in VIEWS:
             raise OptionError(unknown("view", view, VIEWS))
-    evaluation = load_runs(folders)
+    evaluation = load_runs(folders, methods=methods, data_dir=data_dir)
     scorer = Scorer(evaluation, build(metrics, models), top=top, samples=samples, seed=seed)
     boards = [scorer.board(view) for view in views or views_of(evaluation)]
     tables = [

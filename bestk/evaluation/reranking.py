@@ -18,14 +18,14 @@ from bestk.rerank import Reranker
 
 def rerank(evaluation: Evaluation, reranker: Reranker) -> Evaluation:
     """Put the texts of every example in the reranker's order; methods share what it has scored."""
-    known: dict[tuple[str, tuple[str, ...]], Sequence[float]] = {}
+    known: dict[tuple[object, ...], Sequence[float]] = {}
     pools: dict[str, list[Pool]] = {}
     for row, found in evaluation.pools.items():
         pools[row] = []
         for pool in found:
-            key = pool.example.input, pool.texts
+            key = pool.example.input, pool.texts, pool.log_probs
             if key not in known:
-                known[key] = reranker(pool.example.input, pool.texts) if pool.texts else []
+                known[key] = reranker(*key) if pool.texts else []
             pools[row].append(pool.reordered(known[key]))
     return evaluation.with_order(pools)
 

@@ -8,8 +8,6 @@ method before the next, so a run that is cut short has the same examples for all
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,7 +19,7 @@ from bestk.baselines import run_method
 from bestk.benchmark.instruments import quiet
 from bestk.config import EVAL_BATCH, SearchConfig
 from bestk.errors import OptionError
-from bestk.evaluation.examples import Example
+from bestk.evaluation.examples import Example, digest
 from bestk.evaluation.methods import NamedMethod, parse_all
 from bestk.evaluation.store import Store
 from bestk.evaluation.tasks import Task, task_of
@@ -173,6 +171,7 @@ def _record(key: tuple[str, str], result: SearchResult) -> dict[str, Any]:
         "texts": [h.text for h in complete],
         "counts": [counts[h.text] for h in complete],
         "scores": [round(h.score, SCORE_DIGITS) for h in complete],
+        "log_probs": [round(h.log_prob, SCORE_DIGITS) for h in complete],
         "truncated": result.num_truncated,
         "expanded": result.cost.expanded,
         "model_calls": result.cost.model_calls,
@@ -189,10 +188,11 @@ def _facts(
     settings: Settings,
 ) -> dict[str, Any]:
     """List everything that the results depend on."""
-    data = json.dumps([example.to_json() for example in examples], sort_keys=True)
     return {
         "bestk": __version__,
         "task": task.name,
+        "source": settings.task if isinstance(settings.task, str) else None,
+        "split": settings.split,
         "kind": task.kind,
         "prompt": task.plain if style == "plain" else task.chat,
         "style": style,
@@ -200,7 +200,7 @@ def _facts(
         **_arithmetic(lm),
         "methods": [method.name for method in methods],
         "examples": len(examples),
-        "data": hashlib.sha256(data.encode()).hexdigest()[:16],
+        "data": digest(examples),
         "beam_size": settings.beam_size,
         "max_new_tokens": settings.max_new_tokens or _longest(task),
         "stop": list(settings.stop),

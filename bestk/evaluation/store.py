@@ -6,9 +6,10 @@
                      run was killed
     times.jsonl      the seconds of each, which are never the same; the last line for a pair counts
 
-A finished run may be packed with gzip, file by file: reports read it as it is. A batch of results
-is one write. After a kill the results go back to the last whole batch, so that a resumed run does
-exactly what an unbroken one does. Knows files, not models.
+A finished run may be packed with gzip, file by file, and its examples left out: reports read it as
+it is, and take the examples from the data again. A batch of results is one write. After a kill the
+results go back to the last whole batch, so that a resumed run does exactly what an unbroken one
+does. Knows files, not models.
 """
 
 from __future__ import annotations
@@ -105,6 +106,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
             f"{path} is of version {settings.get('version')}, this bestk reads {FORMAT_VERSION}"
         )
     return settings
+
+
+def has_lines(path: Path) -> bool:
+    """Say whether a file is there, plain or packed."""
+    return path.exists() or path.with_name(path.name + ".gz").exists()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from bestk.errors import OptionError, unknown
 from bestk.evaluation.board import Board, digits
+from bestk.evaluation.loading import Evaluation
 from bestk.evaluation.metrics.base import Column
 from bestk.evaluation.statistics import holm
 
@@ -220,9 +221,15 @@ def _notes(board: Board, columns: Sequence[Column], intervals: bool) -> list[str
     if found.num_examples < found.num_planned:
         notes.append(f"unfinished: {found.num_examples} of {found.num_planned} examples")
     notes += [f"left out: {name}: {reason}" for name, reason in board.left_out.items()]
+    if board.view == "diverse" and (old := _without_probabilities(found)):
+        notes.append(f"chosen by rank, since no probabilities were kept: {', '.join(old)}")
     if intervals:
         notes.append(f"±: half the 95% bootstrap interval over {found.num_examples} examples")
     return notes
+
+
+def _without_probabilities(found: Evaluation) -> list[str]:
+    return [row for row, pools in found.pools.items() if any(p.log_probs is None for p in pools)]
 
 
 def _escape(text: str) -> str:
