@@ -77,9 +77,9 @@ def compare(name: str, config: Any, *, compiled: bool) -> None:
     model = auto.from_config(config).eval().cuda().float()
     source = random.Random(0)
     prompts = [
-        [source.randrange(3, 1000) for _ in range(source.randint(5, 120))] for _ in range(24)
+        [source.randrange(3, 1000) for _ in range(source.randint(5, 300))] for _ in range(24)
     ]
-    options: dict[str, Any] = {"k": 5, "max_new_tokens": 20, "min_prob": 0.01}
+    options: dict[str, Any] = {"k": 5, "max_new_tokens": 20, "min_prob": 0.035}
 
     def plain(with_kernel: bool) -> list[Any]:
         lm = bestk.from_transformers(model)

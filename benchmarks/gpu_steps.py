@@ -1,0 +1,68 @@
+"""Times the search's own part of a step on a GPU: tensor operations against kernels.
+
+    python benchmarks/gpu_steps.py
+
+The model is left out: every step gets the same random children. A step is captured and replayed as
+it is in a search.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from bestk.backends.base import Children, Group
+from bestk.best_k import Searches
+from bestk.config import SearchConfig
+
+VOCAB = 32000
+STEPS = 300
+
+
+def microseconds(way: str, batch: int, k: int) -> float:
+    os.environ["BESTK_SEARCH"] = way
+    device = torch.device("cuda")
+    config = SearchConfig(k=k, budget=(STEPS + 200) * k)
+    searches = Searches(config, batch=batch, vocab_size=VOCAB, eos_ids=(2,), device=device)
+    assert (searches.kernels is not None) == (way == "kernels"), "the kernels do not run here"
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (batch, k, searches.room.num_children)
+    logits = torch.randn(shape, device=device, generator=generator)
+    token = torch.randint(3, VOCAB, shape, device=device, generator=generator)
+    children = Children(token, logits.log_softmax(dim=-1).sort(descending=True).values)
+
+    def expand(group: Group) -> Children:
+        width = group.token.shape[1]
+        return Children(children.token[:, :width], children.log_prob[:, :width])
+
+    searches.begin(expand)
+    for _ in range(100):  # fills the frontier
+        searches.advance(expand)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        searches.advance(expand)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(STEPS):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    assert searches.is_running(), "the searches ended before the clock did"
+    return float(start.elapsed_time(end)) / STEPS * 1000
+
+
+def main() -> None:
+    for k in (5, 10):
+        for batch in (1, 32):
+            plain, kernels = (microseconds(way, batch, k) for way in ("plain", "kernels"))
+            print(
+                f"k={k} batch={batch}: {plain:.0f} us with tensor operations, "
+                f"{kernels:.1f} us with kernels, {plain / kernels:.1f} times faster",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
