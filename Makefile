@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
+# Modules are compiled as they are first imported, and only then: --no-compile below.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check format clean
 
 demo: $(READY)

@@ -2,6 +2,7 @@
 
     python recipes/results.py --data-dir data                 # all of them, into results/
     python recipes/results.py --data-dir data commongen drop  # some
+    python recipes/results.py --data-dir data --jobs 6        # six at a time, where a GPU is idle
     python recipes/results.py --list                          # the commands, one a line
     python recipes/results.py --pack commongen drop           # put finished runs away
 
@@ -15,14 +16,19 @@ import argparse
 import gzip
 import json
 import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bestk.cli import main as bestk
 
-BASELINES = "BS,DBS,DBS+,Ncls0.5,Ncls0.8,Ncls0.9,Typ0.2,Typ0.5,Typ0.95"
-DRAWS = ",".join(f"{name}:num_draws=10" for name in BASELINES.split(",")[3:])
+SAMPLERS = ("Ncls0.5", "Ncls0.8", "Ncls0.9", "Typ0.2", "Typ0.5", "Typ0.95")
+BASELINES = ",".join(["BS", "DBS", "DBS+", "BNcls0.8", "BTyp0.5", *SAMPLERS])
+DRAWS = ",".join(f"{name}:num_draws=10" for name in SAMPLERS)
 METHODS = f"{BASELINES},BFS,ours,{DRAWS}"
 CHOSEN = "BKS_mean:decay_weight=0,BKS_last:decay_weight=0.05"  # on the validation runs
 _VALIDATION: dict[str, Any] = {"methods": "BS:beam_size=1,BS,kappa", "num_examples": 200}
@@ -62,6 +68,7 @@ RUNS: dict[str, Run] = {
     "scitldr": _SCITLDR,
     "commongen-kappa": replace(_COMMONGEN, methods="kappa"),
     "squad-kappa": replace(_SQUAD, methods="kappa"),
+    "quoref-kappa": replace(_QUOREF, methods="kappa"),
     "drop-kappa": replace(_DROP, methods="kappa"),
     "multi30k-en-de": replace(_MULTI30K, methods="paper,kappa"),
     "commongen-validation": replace(_COMMONGEN, split="test", **_VALIDATION),
@@ -86,10 +93,20 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("results"))
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     parser.add_argument("--pack", action="store_true", help="put runs away instead")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, in processes")
     options, more = parser.parse_known_args()
-    for name in options.runs or RUNS:
+    names = options.runs or list(RUNS)
+    for name in names:
         if name not in RUNS:
             parser.error(f"unknown run {name!r}: known are {', '.join(RUNS)}")
+    if options.jobs > 1 and not (options.list or options.pack):
+        shared = ["--data-dir", options.data_dir, "-o", str(options.output), *more]
+        # What is timed runs alone, when the others are done.
+        timed = [name for name in names if RUNS[name].batch_size == 1]
+        others = [name for name in names if name not in timed]
+        failed = at_once(others, options.jobs, shared) + at_once(timed, 1, shared)
+        raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
+    for name in names:
         if options.pack:
             pack(options.output / name)
             continue
@@ -97,6 +114,18 @@ def main() -> None:
         print("bestk", shlex.join(told), flush=True)
         if not options.list and (code := bestk(told)):
             raise SystemExit(code)
+
+
+def at_once(names: Sequence[str], jobs: int, shared: list[str]) -> list[str]:
+    """Give each run a process of its own, some at a time; return those that failed."""
+
+    def one(name: str) -> bool:
+        done = subprocess.run([sys.executable, __file__, name, *shared], check=False)
+        print(name, "done" if done.returncode == 0 else "failed", flush=True)
+        return done.returncode == 0
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [name for name, went_well in zip(names, pool.map(one, names)) if not went_well]
 
 
 def pack(folder: Path) -> None:

@@ -42,6 +42,7 @@ def cluster() -> Iterator[None]:
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *([before] if before else [])])
     os.environ["OMP_NUM_THREADS"] = "1"
     ray.init(
+        "local",  # without it, Ray joins a cluster that a killed run has left behind
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,

@@ -163,6 +163,18 @@ def test_the_commands_of_the_results_page_are_real() -> None:
         assert parse_all(split(words[words.index("--methods") + 1]))
 
 
+@pytest.mark.model
+def test_runs_in_processes_of_their_own_fail_alone(tmp_path: Path) -> None:
+    write(tmp_path / "commongen/dev.jsonl", [{"concepts": ["dog", "park"], "references": ["A dog."]}])
+    told = ["--data-dir", str(tmp_path), "-o", str(tmp_path / "out"), "--jobs", "2", "-n", "1"]
+    told += ["--methods", "BS:beam_size=1", "commongen", "drop"]
+    command = [sys.executable, str(RECIPES / "results.py"), *told]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "failed: drop")
+    lines = (tmp_path / "out/commongen/results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["method"] for line in lines] == ["BS:beam_size=1"]
+
+
 def test_the_tables_of_the_results_page_have_runs_and_places(training: Any) -> None:
     page: Any = importlib.import_module("page")
     results: Any = importlib.import_module("results")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from bestk.server.security import LOOPBACK
 
 SERVE = """
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from serving import letters_lm
@@ -122,7 +125,7 @@ def test_models_have_names_of_their_own(tmp_path: Path) -> None:
 def test_a_signal_ends_it_and_what_runs_is_told(number: int) -> None:
     code = SERVE.format(tests=str(Path(__file__).parent), grace=0.3)
     piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **piped) as process:
+    with subprocess.Popen([sys.executable, "-c", code], **piped) as process, killed_at_last(process):
         assert process.stdout is not None
         assert process.stderr is not None
         found = re.search(r"bestk serves letters on (http://\S+)", process.stdout.readline())
@@ -139,3 +142,25 @@ def test_a_signal_ends_it_and_what_runs_is_told(number: int) -> None:
     assert "event: error" in told
     assert "shutting_down" in told[told.index("event: error") + 1]
     assert "Traceback" not in error
+
+
+@contextlib.contextmanager
+def killed_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
+    """End a process whatever happens: Popen's own exit waits for it, for ever if need be."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+def test_who_is_told_the_address_can_connect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(server: Any, sockets: list[socket.socket]) -> None:
+        address = re.search(r"http://([\d.]+):(\d+)", capsys.readouterr().out)
+        assert address is not None
+        socket.create_connection((address[1], int(address[2])), timeout=5).close()
+        sockets[0].close()
+
+    monkeypatch.setattr(main.GracefulServer, "run", connect)
+    main.serve([letters_lm()], ServeOptions(port=0, grace=0))

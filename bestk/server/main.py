@@ -33,6 +33,7 @@ TOKEN_VARIABLE = "BESTK_TOKEN"
 
 # Seconds that uvicorn gets, after the grace period, to send what the engine had to say.
 _LAST_WORDS = 5
+_BACKLOG = 2048  # uvicorn's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(_BACKLOG)  # before the address is told: who comes at once waits, not fails
     except OSError as error:
         listening.close()
         why = error.strerror or str(error)
