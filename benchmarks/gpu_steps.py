@@ -3,14 +3,19 @@
     python benchmarks/gpu_steps.py
 
 The model is left out: every step gets the same random children. A step is captured and replayed as
-it is in a search.
+it is in a search; in the end both ways must have the same trees and frontiers.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from compare_steps import same
 
 from bestk.backends.base import Children, Group
 from bestk.best_k import Searches
@@ -20,10 +25,12 @@ VOCAB = 32000
 STEPS = 300
 
 
-def microseconds(way: str, batch: int, k: int) -> float:
+def timed(way: str, batch: int, k: int) -> tuple[float, Searches]:
+    """Return the microseconds of a step, and the searches as they are then."""
     os.environ["BESTK_SEARCH"] = way
     device = torch.device("cuda")
-    config = SearchConfig(k=k, budget=(STEPS + 200) * k)
+    # With the sum, texts do not end at once: the frontier is full, and every step prunes it.
+    config = SearchConfig(k=k, budget=(STEPS + 200) * k, scoring="sum")
     searches = Searches(config, batch=batch, vocab_size=VOCAB, eos_ids=(2,), device=device)
     assert (searches.kernels is not None) == (way == "kernels"), "the kernels do not run here"
     generator = torch.Generator(device).manual_seed(0)
@@ -42,20 +49,25 @@ def microseconds(way: str, batch: int, k: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         searches.advance(expand)
+    for _ in range(5):
+        graph.replay()
+    torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(STEPS):
         graph.replay()
     end.record()
     torch.cuda.synchronize()
-    assert searches.is_running(), "the searches ended before the clock did"
-    return float(start.elapsed_time(end)) / STEPS * 1000
+    assert bool(searches.is_active.all()), "a search ended before the clock did"
+    return float(start.elapsed_time(end)) / STEPS * 1000, searches
 
 
 def main() -> None:
     for k in (5, 10):
         for batch in (1, 32):
-            plain, kernels = (microseconds(way, batch, k) for way in ("plain", "kernels"))
+            plain, expected = timed("plain", batch, k)
+            kernels, found = timed("kernels", batch, k)
+            same(expected, found)
             print(
                 f"k={k} batch={batch}: {plain:.0f} us with tensor operations, "
                 f"{kernels:.1f} us with kernels, {plain / kernels:.1f} times faster",

@@ -14,7 +14,7 @@ _BELOW, _OPEN = tl.constexpr(1), tl.constexpr(2)
 _COMPLETE, _TRUNCATED, _DROPPED = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 _LOWEST = tl.constexpr(-9223372036854775807)  # below the order of any real
 _HIGHEST = tl.constexpr(9223372036854775807)
-_RANKED = tl.constexpr(32)  # nodes that are compared with all others at a time
+_COMPARED = tl.constexpr(8192)  # pairs of nodes at a time: more would not fit in the registers
 
 _SIZES = ["width", "next_width", "size", "capacity", "num_children", "num_likeliest", "last_age"]
 _SIZES += ["budget", "min_new_tokens", "max_new_tokens", "min_children", "max_completions", "batch"]
@@ -209,8 +209,9 @@ def _rank(scratch_real, scratch_token, scratch_flat, scratch_order, num_found, b
     last = tl.load(scratch_real + node, mask=inside, other=0.0)[:, None]
     token = tl.load(scratch_token + node, mask=inside, other=0)[:, None]
     rank = tl.zeros([block], tl.int32)
-    for start in range(0, num_found, _RANKED):
-        other = start + tl.arange(0, _RANKED)
+    at_once: tl.constexpr = 32 if block <= 256 else _COMPARED // block
+    for start in range(0, num_found, at_once):
+        other = start + tl.arange(0, at_once)
         is_other = (other < num_found)[None, :]
         other_last = tl.load(scratch_real + other, mask=other < num_found, other=0.0)[None, :]
         other_token = tl.load(scratch_token + other, mask=other < num_found, other=0)[None, :]

@@ -31,11 +31,9 @@ def step_kernels(searches: Searches, rounding: float) -> StepKernels | None:
     from bestk.search_kernels import StepKernels
 
     kernels = StepKernels(searches, rounding)
-    if not kernels.fits():
-        return None
     shape = (device, *kernels.shape)
     if shape not in _TRIED:
-        _TRIED[shape] = _do_run(kernels, searches)
+        _TRIED[shape] = _fits(kernels) and _do_run(kernels, searches)
     return kernels if _TRIED[shape] else None
 
 
@@ -43,6 +41,13 @@ def _is_wanted(device: torch.device) -> bool:
     if os.environ.get("BESTK_SEARCH") != "kernels":
         return False
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _fits(kernels: StepKernels) -> bool:
+    if not kernels.fits():
+        logging.getLogger("bestk").warning("no search kernels hold the shape %s", kernels.shape)
+        return False
+    return True
 
 
 def _do_run(kernels: StepKernels, searches: Searches) -> bool:
@@ -54,7 +59,7 @@ def _do_run(kernels: StepKernels, searches: Searches) -> bool:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler has many ways to fail
-        logging.getLogger("bestk").info("the search's kernels do not run here: %s", error)
+        logging.getLogger("bestk").warning("the search's kernels do not run here: %s", error)
         return False
     finally:
         searches.clock.zero_()

@@ -51,11 +51,14 @@ class StepKernels:
         # A kernel's own arguments would be rounded to single precision.
         reals = torch.tensor([threshold, rounding], dtype=torch.float64)
         self.reals = reals.to(searches.clock.device)
+        self.by_length = config.alpha is not None
+        self.lists_all = room.num_children >= searches.vocab_size
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Return all that kernels are compiled for."""
-        return self.group, self.depth, self.children, self.found, self.pool
+        sizes = (self.group, self.depth, self.children, self.found, self.pool)
+        return *sizes, self.by_length, self.lists_all
 
     def fits(self) -> bool:
         """Say whether a program can hold a search of this shape."""
@@ -70,16 +73,17 @@ class StepKernels:
         """Take the best nodes of every frontier into the trees, as `Searches.pop` does."""
         tree, frontier, width = searches.tree, searches.frontier, searches.room.width
         shape = (searches.batch, width)
-        wholes = searches.clock.new_empty(3, *shape)
-        paths = searches.clock.new_empty(2, *shape, tree.path.shape[2])
+        # Each tensor of its own: a part of another may be aligned to less, for which Triton
+        # would compile again.
+        whole, paths = searches.clock.new_empty, (*shape, tree.path.shape[2])
         group = Group(
-            token=wholes[0],
-            slot=wholes[1],
-            depth=wholes[2],
-            log_prob=wholes.new_empty(shape, dtype=torch.float64),
-            path=paths[0],
-            prefix=paths[1],
-            is_valid=wholes.new_empty(shape, dtype=torch.bool),
+            token=whole(shape),
+            slot=whole(shape),
+            depth=whole(shape),
+            log_prob=whole(shape, dtype=torch.float64),
+            path=whole(paths),
+            prefix=whole(paths),
+            is_valid=whole(shape, dtype=torch.bool),
         )
         with torch.cuda.device_of(searches.clock):
             _pop[(searches.batch,)](
@@ -122,8 +126,7 @@ class StepKernels:
                 config.min_new_tokens, config.max_new_tokens, config.min_children,
                 2**31 - 1 if most is None else most,
                 searches.batch,
-                by_length=config.alpha is not None,
-                lists_all=searches.room.num_children >= searches.vocab_size,
+                by_length=self.by_length, lists_all=self.lists_all,
                 block_group=self.group, block_children=self.children, block_found=self.found,
                 block_pool=self.pool, num_warps=self.push_warps,
             )  # fmt: skip

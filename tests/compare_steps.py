@@ -64,7 +64,8 @@ def large(seed: int, device: str) -> None:
         min_prob=draw.choice([0.02, 0.05]),
         scoring=draw.choice(["mean", "sum", "last"]),
     )
-    compare(config, seed, batch=2, vocab=300, device=device)
+    batch = draw.choice([2, 32]) if device == "cuda" else 2  # an interpreter takes its time
+    compare(config, seed, batch=batch, vocab=300, device=device)
 
 
 def compare(config: SearchConfig, seed: int, *, batch: int, vocab: int, device: str) -> None:
@@ -148,7 +149,8 @@ def same(plain: Searches, fused: Searches) -> None:
     assert torch.equal(plain.tree.count, fused.tree.count)
     for name, mass in vars(plain.ledger).items():
         torch.testing.assert_close(getattr(fused.ledger, name), mass, rtol=0, atol=1e-12)
-    torch.testing.assert_close(fused.pruned_bound, plain.pruned_bound, rtol=1e-12, atol=1e-12)
+    # The logarithm of what is left of 1: the order of a sum shows in it.
+    torch.testing.assert_close(fused.pruned_bound, plain.pruned_bound, rtol=1e-12, atol=1e-10)
     for row, count in enumerate(plain.tree.count.tolist()):
         for name in (*OF_A_NODE, *OF_A_CHILD):
             one, other = (getattr(s.tree, name)[row, :count] for s in (plain, fused))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from typing import Any
 
 import pytest
@@ -41,12 +40,19 @@ class TestWithTriton:
         monkeypatch.setenv("BESTK_SEARCH", "kernels")
         monkeypatch.setattr(quick_steps, "_TRIED", {})
 
-    def test_only_where_they_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_where_they_fit(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setattr(quick_steps, "_do_run", lambda kernels, searches: True)
         assert searches().kernels is not None
         assert searches(Rule()).kernels is None
+        assert not caplog.records
         assert searches(max_frontier=10_000).kernels is None
+        caplog.clear()
         assert searches(k=300).kernels is None
+        assert searches(k=300).kernels is None
+        assert "no search kernels hold the shape (512," in caplog.text
+        assert len(caplog.records) == 1, "they were asked for: told, but once"
         monkeypatch.setenv("BESTK_SEARCH", "plain")
         assert searches().kernels is None
 
@@ -63,8 +69,7 @@ class TestWithTriton:
             raise RuntimeError("no compiler")
 
         monkeypatch.setattr(StepKernels, "pop", pop)
-        with caplog.at_level(logging.INFO, "bestk"):
-            found = [searches(), searches()]
+        found = [searches(), searches()]
         assert [one.kernels for one in found] == [None, None]
         assert len(tried) == 1, "a second look at the same shape tells nothing new"
         assert "no compiler" in caplog.text
