@@ -3,6 +3,7 @@
     python recipes/results.py --data-dir data                 # all of them, into results/
     python recipes/results.py --data-dir data commongen drop  # some
     python recipes/results.py --data-dir data --jobs 6        # six at a time, where a GPU is idle
+    python recipes/results.py drop -- --batch-size 100        # behind --: more for `bestk eval`
     python recipes/results.py --list                          # the commands, one a line
     python recipes/results.py --pack commongen drop           # put finished runs away
 
@@ -94,13 +95,15 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     parser.add_argument("--pack", action="store_true", help="put runs away instead")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, in processes")
-    options, more = parser.parse_known_args()
+    words = [*sys.argv[1:], "--"]
+    ours, more = words[: words.index("--")], words[words.index("--") + 1 : -1]
+    options = parser.parse_args(ours)
     names = options.runs or list(RUNS)
     for name in names:
         if name not in RUNS:
             parser.error(f"unknown run {name!r}: known are {', '.join(RUNS)}")
     if options.jobs > 1 and not (options.list or options.pack):
-        shared = ["--data-dir", options.data_dir, "-o", str(options.output), *more]
+        shared = ["--data-dir", options.data_dir, "-o", str(options.output), "--", *more]
         # What is timed runs alone, when the others are done.
         timed = [name for name in names if RUNS[name].batch_size == 1]
         others = [name for name in names if name not in timed]
@@ -125,7 +128,8 @@ def at_once(names: Sequence[str], jobs: int, shared: list[str]) -> list[str]:
         return done.returncode == 0
 
     with ThreadPoolExecutor(jobs) as pool:
-        return [name for name, went_well in zip(names, pool.map(one, names)) if not went_well]
+        went_well = dict(zip(names, pool.map(one, names), strict=True))
+    return [name for name in names if not went_well[name]]
 
 
 def pack(folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from batch_jobs import rows_of, write_rows
+from serving import until
 
 from bestk.batch import Job, ModelName, RaySettings, Wanted, follow_batch, run_batch
 from bestk.config import SearchConfig
@@ -93,8 +94,8 @@ def test_killed_workers_rows_are_done_again(unbroken: Path, tmp_path: Path) -> N
     killed: set[int] = set()
     for number, step in enumerate(follow_batch(job)):
         if number in (2, 6) and not step.is_done:
+            until(workers, seconds=120)  # those that replace the killed take a while to start
             alive = workers()
-            assert alive, "no worker was found to kill"
             for process in alive if number == 2 else alive[:1]:
                 os.kill(process.pid, signal.SIGKILL)
                 killed.add(process.pid)

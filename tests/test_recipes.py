@@ -165,9 +165,11 @@ def test_the_commands_of_the_results_page_are_real() -> None:
 
 @pytest.mark.model
 def test_runs_in_processes_of_their_own_fail_alone(tmp_path: Path) -> None:
-    write(tmp_path / "commongen/dev.jsonl", [{"concepts": ["dog", "park"], "references": ["A dog."]}])
-    told = ["--data-dir", str(tmp_path), "-o", str(tmp_path / "out"), "--jobs", "2", "-n", "1"]
-    told += ["--methods", "BS:beam_size=1", "commongen", "drop"]
+    write(
+        tmp_path / "commongen/dev.jsonl", [{"concepts": ["dog", "park"], "references": ["A dog."]}]
+    )
+    told = ["--data-dir", str(tmp_path), "-o", str(tmp_path / "out"), "--jobs", "2"]
+    told += ["commongen", "drop", "--", "-n", "1", "--methods", "BS:beam_size=1"]
     command = [sys.executable, str(RECIPES / "results.py"), *told]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "failed: drop")

@@ -125,7 +125,10 @@ def test_models_have_names_of_their_own(tmp_path: Path) -> None:
 def test_a_signal_ends_it_and_what_runs_is_told(number: int) -> None:
     code = SERVE.format(tests=str(Path(__file__).parent), grace=0.3)
     piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **piped) as process, killed_at_last(process):
+    with (
+        subprocess.Popen([sys.executable, "-c", code], **piped) as process,
+        killed_at_last(process),
+    ):
         assert process.stdout is not None
         assert process.stderr is not None
         found = re.search(r"bestk serves letters on (http://\S+)", process.stdout.readline())
