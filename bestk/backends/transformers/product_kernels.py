@@ -9,6 +9,7 @@ an order that could change from run to run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -47,12 +48,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, parts
         count, columns, depth, rows.stride(0), weight.stride(0), output.stride(0), output.stride(1),
         triton.cdiv(depth, plan.depth * parts),
         with_bias=bias is not None,
-        is_even=columns % plan.width == 0 and depth % plan.depth == 0,
-        block_rows=block_rows(count),
-        block_width=plan.width,
-        block_depth=plan.depth,
-        num_warps=plan.warps,
-        num_stages=plan.stages,
+        **_built_for(plan, count, columns, depth),
     )  # fmt: skip
     return output
 
@@ -66,14 +62,21 @@ def gated_product(rows: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan)
         count, columns, depth, rows.stride(0), weight.stride(0), output.stride(0),
         triton.cdiv(depth, plan.depth),
         with_bias=bias is not None,
-        is_even=columns % plan.width == 0 and depth % plan.depth == 0,
-        block_rows=block_rows(count),
-        block_width=plan.width,
-        block_depth=plan.depth,
-        num_warps=plan.warps,
-        num_stages=plan.stages,
+        **_built_for(plan, count, columns, depth),
     )  # fmt: skip
     return output
+
+
+def _built_for(plan: Plan, count: int, columns: int, depth: int) -> dict[str, Any]:
+    """Return what both kernels are compiled for."""
+    return {
+        "is_even": columns % plan.width == 0 and depth % plan.depth == 0,
+        "block_rows": block_rows(count),
+        "block_width": plan.width,
+        "block_depth": plan.depth,
+        "num_warps": plan.warps,
+        "num_stages": plan.stages,
+    }
 
 
 def block_rows(count: int) -> int:

@@ -29,7 +29,7 @@ from bestk.backends.transformers.probe import window
 from bestk.backends.transformers.seq2seq_prefix import Seq2SeqPrefixSession
 from bestk.backends.transformers.seq2seq_probe import agrees, find_obstacle, reads_tensors
 from bestk.backends.transformers.source_cache import SourcePlaces, source_cache
-from bestk.backends.transformers.sources import Encoded, Seq2SeqCheckpoint, Source
+from bestk.backends.transformers.sources import Encoded, OfSources, Seq2SeqCheckpoint, Source
 from bestk.backends.transformers.switches import is_off
 
 if TYPE_CHECKING:  # it needs Triton
@@ -138,7 +138,7 @@ def has_one_gpu(checkpoint: Seq2SeqCheckpoint) -> bool:
     return has_kernels(checkpoint.device) and len(checkpoint.devices) == 1
 
 
-class Seq2SeqTreeSession:
+class Seq2SeqTreeSession(OfSources):
     """A batch of search trees, each over one row of both caches."""
 
     def __init__(
@@ -186,17 +186,6 @@ class Seq2SeqTreeSession:
     def is_static(self) -> bool:
         """Say whether `expand` runs the same kernels at every step, as a CUDA graph needs."""
         return self.layout.with_kernel and self.shaper is None
-
-    @torch.inference_mode()
-    def decoder_prompts(self) -> list[list[int]]:
-        """Return what the texts of each search follow on; `root` need not encode twice for it."""
-        sources, prompts = self.checkpoint.told(list(self.sources.values()))
-        self.sources = dict(zip(self.sources, sources, strict=True))
-        return prompts
-
-    def root(self, group: Group) -> Children:
-        """Encode the sources and read the decoder's prompts; the last token gives the children."""
-        return self.refill(group, self.sources)
 
     @torch.inference_mode()
     def refill(self, group: Group, sources: Mapping[int, Source]) -> Children:

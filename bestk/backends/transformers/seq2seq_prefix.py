@@ -11,10 +11,10 @@ from torch import Tensor
 from bestk.backends.base import Children, Group, Room, Shaper, shaped_children
 from bestk.backends.transformers.forbidden import Forbidden
 from bestk.backends.transformers.prefix import PrefixSession
-from bestk.backends.transformers.sources import Encoded, Seq2SeqCheckpoint, Source
+from bestk.backends.transformers.sources import Encoded, OfSources, Seq2SeqCheckpoint, Source
 
 
-class Seq2SeqPrefixSession(PrefixSession):
+class Seq2SeqPrefixSession(OfSources, PrefixSession):
     """A batch of searches without a decoder cache; the sources are still encoded only once."""
 
     def __init__(
@@ -29,17 +29,6 @@ class Seq2SeqPrefixSession(PrefixSession):
         self.sources: dict[int, Source] = dict(enumerate(sources))
         self.parts: dict[int, Encoded] = {}
         self.forbidden = Forbidden(checkpoint)
-
-    @torch.inference_mode()
-    def decoder_prompts(self) -> list[list[int]]:
-        """Return what the texts of each search follow on; `root` need not encode twice for it."""
-        sources, prompts = self.checkpoint.told(list(self.sources.values()))
-        self.sources = dict(zip(self.sources, sources, strict=True))
-        return prompts
-
-    def root(self, group: Group) -> Children:
-        """Encode the sources and read the decoder's prompts."""
-        return self.refill(group, self.sources)
 
     @torch.inference_mode()
     def refill(self, group: Group, sources: Mapping[int, Source]) -> Children:

@@ -6,7 +6,8 @@ what somebody else has encoded already. Knows plain forward passes; knows nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from bestk.backends.base import Children, Group
 from bestk.backends.transformers.decoder_prompt import DecoderPrompt, decoder_prompt, setting
 from bestk.backends.transformers.model import Checkpoint, pad_right
 from bestk.errors import PromptError
@@ -252,3 +254,25 @@ class Seq2SeqCheckpoint(Checkpoint):
             if length:
                 return int(length)
         return None
+
+
+class OfSources(ABC):
+    """What sessions of encoder-decoders share: a source for every search, told once."""
+
+    checkpoint: Seq2SeqCheckpoint
+    sources: dict[int, Source]
+
+    @torch.inference_mode()
+    def decoder_prompts(self) -> list[list[int]]:
+        """Return what the texts of each search follow on; `root` need not encode twice for it."""
+        sources, prompts = self.checkpoint.told(list(self.sources.values()))
+        self.sources = dict(zip(self.sources, sources, strict=True))
+        return prompts
+
+    def root(self, group: Group) -> Children:
+        """Encode the sources and read the decoder's prompts; the last token gives the children."""
+        return self.refill(group, self.sources)
+
+    @abstractmethod
+    def refill(self, group: Group, sources: Mapping[int, Source]) -> Children:
+        """Read new sources for some of the searches; the other rows of the result mean nothing."""

@@ -25,7 +25,7 @@ from bestk.loading import load
 
 MIN_TEXTS = 20  # two clusters of ten: below that the number says nothing
 
-_BATCH = 16
+_BATCH = 64
 
 
 class Mauve(CorpusMetric):
@@ -99,7 +99,7 @@ def _last_states(lm: LanguageModel, texts: Sequence[str]) -> list[Numbers]:
     tokens, lengths = pad_right([lm.encode(text)[:limit] for text in texts], lm.backend.device)
     with torch.no_grad():
         # Padding comes after the last token of a text, where a causal model cannot see it.
-        states = model(input_ids=tokens, output_hidden_states=True).hidden_states[-1]
+        states = model.base_model(input_ids=tokens).last_hidden_state
     rows = torch.arange(len(lengths), device=states.device)
     last = states[rows, lengths.to(states.device) - 1].float().cpu().numpy()
     return [np.asarray(row, dtype=np.float32) for row in last]
