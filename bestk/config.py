@@ -165,10 +165,15 @@ class SearchConfig:
         return self.beam_size * self.max_new_tokens if self.budget is None else self.budget
 
     @property
+    def shaping(self) -> tuple[str, ...]:
+        """The names of the settings that change the model's probabilities."""
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        return tuple(name for name in SHAPING if getattr(self, name) != fields[name])
+
+    @property
     def is_shaped(self) -> bool:
         """Say whether any setting changes the model's probabilities."""
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        return any(getattr(self, name) != fields[name] for name in SHAPING)
+        return bool(self.shaping)
 
     @property
     def alpha(self) -> float | None:

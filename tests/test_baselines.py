@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import bestk
 from bestk.backends.toy import ToyBackend
-from bestk.baselines import METHODS, Beam, Nucleus, Sampling, Typical, method_of, run_method
+from bestk.baselines import METHODS, Beam, BestK, Nucleus, Sampling, Typical, method_of, run_method
 from bestk.baselines.filters import listed
 from bestk.baselines.noise import exponential
 from bestk.baselines.sampling import invert
@@ -413,6 +413,7 @@ def test_names_are_found_in_any_case_with_any_number() -> None:
     assert method_of("bs") == METHODS["BS"]
     assert method_of("BTyp0.7") == Beam(filter=Typical(0.7))
     assert method_of("Ncls_0.9") == METHODS["Ncls0.9"]
+    assert method_of("BKS") == BestK()
 
 
 @pytest.mark.parametrize(
@@ -423,6 +424,8 @@ def test_names_are_found_in_any_case_with_any_number() -> None:
         (lambda lm: run_method(lm, [1], "Ncls0..5"), "probability mass"),
         (lambda lm: run_method(lm, [1], "DBS", beam_size=7), "multiple of num_groups=5"),
         (lambda lm: run_method(lm, [1], "BS", num_draws=3), "num_draws is for samplers"),
+        (lambda lm: run_method(lm, [1], "BS", top_k=1), "beam search takes no top_k"),
+        (lambda lm: run_method(lm, [1], "Typ0.5", regex="a"), "sampling takes no regex"),
         (lambda lm: run_method(lm, [1], "BS", stop_ids=(99,)), "stop_ids go from 0 to 4"),
         (lambda lm: Beam(early_stopping="yes"), "'never', got 'yes'"),
         (lambda lm: Beam(num_groups=2, filter=Nucleus(0.5)), "one group"),

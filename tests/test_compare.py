@@ -10,7 +10,8 @@ import pytest
 from conftest import random_toy
 
 import bestk
-from bestk.baselines.comparison import Row, compare, table
+from bestk.baselines import comparison
+from bestk.baselines.comparison import COMPARED, Row, compare, table
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
 from bestk.selection import narrow
@@ -69,6 +70,44 @@ def test_a_misspelt_method_is_found_before_anything_runs() -> None:
     lm = bestk.LanguageModel(random_toy(3, 8))
     with pytest.raises(OptionError, match="did you mean 'DBS"):
         next(compare(lm, [1], ["BS", "DBSS"]))
+
+
+def test_settings_that_a_method_does_not_heed_are_refused_before_anything_runs() -> None:
+    lm = bestk.LanguageModel(random_toy(3, 8))
+    told = SearchConfig(temperature=2, must_include=("a",))
+    with pytest.raises(OptionError, match="sampling takes no temperature and no must_include: "):
+        next(compare(lm, [1], ["BKS_mean", "Ncls0.8"], told))
+    with pytest.raises(OptionError, match="beam_size=3 must be a multiple of num_groups=5"):
+        next(compare(lm, [1], ["BKS_mean", "DBS"], SearchConfig(beam_size=3)))
+
+
+def test_methods_that_nobody_named_are_left_out_where_they_cannot_run(cli: Any) -> None:
+    short = ["--model", "toy", "the dog", "--max-new-tokens", "4"]
+    code, out, err = cli("compare", *short, "--beam-size", "3", "--json")
+    assert code == 0
+    found = [row["method"] for row in json.loads(out)]
+    assert found == [name for name in COMPARED if name != "DBS"]
+    assert "without DBS: beam_size=3 must be a multiple of num_groups=5" in err
+    code, out, err = cli("compare", *short, "--must-include", "dog", "--json")
+    assert [row["method"] for row in json.loads(out)] == ["BKS_mean", "BKS_last"]
+    assert "without BS, DBS, BNcls0.8: beam search takes no must_include" in err
+
+
+@pytest.mark.parametrize("end", [OptionError("no more"), KeyboardInterrupt()])
+def test_what_was_found_before_an_end_is_shown(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    def run_one(lm: Any, prompt: Any, name: str, *given: Any, **told: Any) -> Any:
+        if name == "Ncls0.8":
+            raise end
+        return bestk.run_method(lm, prompt, name, *given, **told)
+
+    monkeypatch.setattr(comparison, "run_method", run_one)
+    told = ["--methods", "BS, Ncls0.8", "--max-new-tokens", "4", "--json"]
+    code, out, err = cli("compare", "--model", "toy", "the dog", *told)
+    assert code == (2 if isinstance(end, OptionError) else 130)
+    assert [row["method"] for row in json.loads(out)] == ["BS"]
+    assert "Traceback" not in err
 
 
 @pytest.mark.model

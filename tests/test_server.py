@@ -121,6 +121,7 @@ class TestSearch:
             ({"prompt": "a" * 300}, "the prompt has 305 tokens, at most 200 on this server"),
             ({"prompt": " "}, "the prompt is empty"),
             ({"prompt": "a", "method": "BSS"}, "unknown method 'BSS'"),
+            ({"prompt": "a", "method": "BS", "top_p": 0.5}, "beam search takes no top_p"),
             (
                 {"prompt": "a", "rerank": "reward:evil/model"},
                 "unknown reranker 'reward:evil/model'",

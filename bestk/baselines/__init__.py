@@ -8,7 +8,14 @@
 from bestk.baselines.base import Method
 from bestk.baselines.beam import Beam
 from bestk.baselines.filters import Nucleus, Typical
-from bestk.baselines.methods import METHODS, BestFirst, BestK, method_of, run_method
+from bestk.baselines.methods import (
+    METHODS,
+    BestFirst,
+    BestK,
+    check_method,
+    method_of,
+    run_method,
+)
 from bestk.baselines.sampling import Sampling
 
 __all__ = [
@@ -20,6 +27,7 @@ __all__ = [
     "Nucleus",
     "Sampling",
     "Typical",
+    "check_method",
     "method_of",
     "run_method",
 ]

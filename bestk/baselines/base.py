@@ -89,6 +89,14 @@ def broken_off_when(is_unwanted: Callable[[], bool]) -> Iterator[None]:
         _IS_UNWANTED.reset(token)
 
 
+def check_plain(kind: str, config: SearchConfig) -> None:
+    """Refuse the settings that only best-k search and best-first search heed."""
+    if names := [*config.shaping, *config.constraints]:
+        raise OptionError(
+            f"{kind} takes no {' and no '.join(names)}: leave it out, or take best-k search alone"
+        )
+
+
 class Job:
     """A batch of prompts, encoded and checked, with the settings that all methods share."""
 

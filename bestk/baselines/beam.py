@@ -18,7 +18,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session
-from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, plant, shared
+from bestk.baselines.base import (
+    Found,
+    Job,
+    Outcome,
+    Watch,
+    check_finite,
+    check_plain,
+    plant,
+    shared,
+)
 from bestk.baselines.filters import Filter, listed
 from bestk.baselines.noise import exponential
 from bestk.baselines.team import Candidates, Team
@@ -58,6 +67,15 @@ class Beam:
                 f"beam sampling has one group, got num_groups={self.num_groups}: drop the filter"
             )
 
+    def check(self, config: SearchConfig) -> None:
+        """Refuse settings that it cannot run with."""
+        check_plain("beam search", config)
+        if config.beam_size % self.num_groups:
+            raise OptionError(
+                f"beam_size={config.beam_size} must be a multiple of "
+                f"num_groups={self.num_groups}: change either, or leave diverse beam search out"
+            )
+
     def run(
         self,
         lm: LanguageModel,
@@ -68,6 +86,7 @@ class Beam:
         keep_tree: bool = True,
     ) -> list[SearchResult]:
         """Return the texts of one batch of prompts."""
+        self.check(config)
         job = Job(lm, prompts, config, seed)
         beams = Beams(self, job)
         watch = Watch() if self.filter is not None else None
@@ -94,11 +113,6 @@ class Beams:
 
     def __init__(self, method: Beam, job: Job) -> None:
         config, batch, vocab = job.config, len(job.prompts), job.lm.backend.vocab_size
-        if config.beam_size % method.num_groups:
-            raise OptionError(
-                f"beam_size={config.beam_size} must be a multiple of "
-                f"num_groups={method.num_groups}: change either"
-            )
         self.method, self.job = method, job
         self.num_stops = int(job.is_stop.sum())
         self.size = config.beam_size // method.num_groups

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bestk.baselines.methods import METHODS, method_of, run_method
+from bestk.baselines.methods import METHODS, check_method, run_method
 from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
+from bestk.errors import OptionError
 from bestk.language_model import LanguageModel, Prompt
 from bestk.ngrams import ORDERS, distinctness
 from bestk.result import SearchResult
@@ -63,7 +64,7 @@ class Row:
 def compare(
     lm: LanguageModel,
     prompt: Prompt,
-    methods: Sequence[str] = COMPARED,
+    methods: Sequence[str] | None = None,
     config: SearchConfig | None = None,
     *,
     seed: int = 0,
@@ -73,19 +74,35 @@ def compare(
 ) -> Iterator[Row]:
     """Run methods on one prompt at an equal budget, and yield each as it ends.
 
+    Without `methods` those of `COMPARED` that can run with the settings are taken.
     Of each `num_texts` are shown and measured: the best, or with `select="diverse"` the diverse,
     which differ by `diversity`. The model is warmed up first, so that no method pays for it.
     """
     check_selection(num_texts, select, diversity)
-    names = list(METHODS) if list(methods) == ["all"] else list(methods)
+    config = config or SearchConfig()
+    names = list(METHODS) if methods is not None and list(methods) == ["all"] else methods
+    if names is None:
+        unable = {name for members in left_out(config).values() for name in members}
+        names = [name for name in COMPARED if name not in unable]
     for name in names:
-        method_of(name)  # a misspelt name should not cost the others' time
+        check_method(name, config)  # what cannot run costs no other's time
     run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
     for name in names:
         result = run_method(lm, prompt, name, config, seed=seed)
         yield Row(
             method=name, result=result, num_texts=num_texts, select=select, diversity=diversity
         )
+
+
+def left_out(config: SearchConfig) -> dict[str, list[str]]:
+    """Say why methods of `COMPARED` cannot run with the settings, and which."""
+    reasons: dict[str, list[str]] = {}
+    for name in COMPARED:
+        try:
+            check_method(name, config)
+        except OptionError as error:
+            reasons.setdefault(str(error), []).append(name)
+    return reasons
 
 
 def table(rows: Sequence[Row], num_shown: int = 3) -> RenderableType:

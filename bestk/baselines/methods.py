@@ -1,7 +1,8 @@
 """The paper's methods by name, and `run_method`, which runs any of them on prompts.
 
 Names are the paper's: BS, DBS, DBS+, Ncls0.8, Typ0.5, BNcls0.8, BTyp0.5, BFS, BKS_mean, BKS_last. A
-number in a name may be any other. Knows no algorithm.
+number in a name may be any other; BKS is best-k search with whatever scoring the settings have.
+Knows no algorithm.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ def method_of(method: str | Method) -> Method:
     if not isinstance(method, str):
         return method
     by_name = {name.lower(): known for name, known in METHODS.items()}
+    by_name["bks"] = BestK()  # with the scoring of the settings; no method of its own
     if method.lower() in by_name:
         return by_name[method.lower()]
     match = re.fullmatch(r"(b?ncls|b?typ)_?([0-9.]+)", method.lower())
@@ -159,6 +161,13 @@ def method_of(method: str | Method) -> Method:
         return _FAMILIES[match[1]](float(match[2]))
     except ValueError as error:
         raise OptionError(f"method {method!r} needs a probability mass: {error}") from None
+
+
+def check_method(method: str | Method, config: SearchConfig) -> None:
+    """Refuse, before anything runs, a name that is none or settings that a method cannot take."""
+    chosen = method_of(method)
+    if isinstance(chosen, Beam | Sampling):
+        chosen.check(config)
 
 
 def _not_found(method: str) -> Method:

@@ -21,7 +21,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Room, Session
-from bestk.baselines.base import Found, Job, Outcome, Watch, check_finite, plant, shared
+from bestk.baselines.base import (
+    Found,
+    Job,
+    Outcome,
+    Watch,
+    check_finite,
+    check_plain,
+    plant,
+    shared,
+)
 from bestk.baselines.filters import Filter, listed
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
@@ -50,6 +59,10 @@ class Sampling:
         if count is not None and count < 1:
             raise OptionError(f"num_draws must be at least 1, got {count}")
 
+    def check(self, config: SearchConfig) -> None:
+        """Refuse settings that it cannot run with."""
+        check_plain("sampling", config)
+
     def run(
         self,
         lm: LanguageModel,
@@ -60,6 +73,7 @@ class Sampling:
         keep_tree: bool = True,
     ) -> list[SearchResult]:
         """Return the draws of one batch of prompts; `raw` has them in order. There is no tree."""
+        self.check(config)
         job = Job(lm, prompts, config, seed)
         lanes = Lanes(self, job)
         session = lm.backend.start(job.prompt_ids, lanes.room, lanes.watch)

@@ -26,7 +26,10 @@ def compare(
     config: SearchConfig,
     methods: Annotated[
         str | None,
-        typer.Option(help="Names such as BS,DBS,Ncls0.8,BKS_mean, or all; a choice unless given."),
+        typer.Option(
+            help="Names such as BS,DBS,Ncls0.8,BKS_mean, or all; BKS heeds --scoring. A choice "
+            "unless given."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the methods that draw.")] = 0,
     num_texts: Annotated[
@@ -51,7 +54,7 @@ def compare(
 
     Compare methods on one prompt at an equal budget: texts, distinctness, time.
     """
-    from bestk.baselines.comparison import COMPARED, table
+    from bestk.baselines.comparison import Row, left_out, table
     from bestk.baselines.comparison import compare as compare_methods
     from bestk.cli import terminal
 
@@ -59,7 +62,10 @@ def compare(
     lm = terminal.load(
         model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
     )
-    names = methods.split(",") if methods else COMPARED
+    names = [name.strip() for name in methods.split(",")] if methods else None
+    if names is None:
+        for reason, left in left_out(config).items():
+            terminal.stderr().print(f"without {', '.join(left)}: {reason}", soft_wrap=True)
     asked = text if raw else lm.chat_prompt(text, system)
     rows = compare_methods(
         lm,
@@ -71,8 +77,12 @@ def compare(
         select=select,
         diversity=diversity,
     )
-    found = list(rows)
-    if as_json:
-        terminal.print_json([row.to_json() for row in found])
-    else:
-        terminal.print_view(table(found, show))
+    found: list[Row] = []
+    try:
+        for row in rows:
+            found.append(row)
+    finally:  # an error or Ctrl-C keeps what was found before
+        if as_json:
+            terminal.print_json([row.to_json() for row in found])
+        elif found:
+            terminal.print_view(table(found, show))

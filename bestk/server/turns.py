@@ -14,7 +14,7 @@ from typing import Any
 
 from bestk.api import best_first_config
 from bestk.baselines.base import broken_off_when
-from bestk.baselines.methods import method_of, run_method
+from bestk.baselines.methods import check_method, run_method
 from bestk.best_k import Step
 from bestk.config import SearchConfig
 from bestk.errors import ModelError
@@ -220,7 +220,7 @@ def best_k_config(order: Order) -> SearchConfig | None:
         return best_first_config(order.lm, config)
     if name in _SCORINGS:
         return dataclasses.replace(config, scoring=_SCORINGS[name], length_alpha=None)
-    method_of(order.method)  # raises where there is none
+    check_method(order.method, config)
     return None
 
 
