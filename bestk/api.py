@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from bestk.config import DIVERSITY, SearchConfig
-from bestk.errors import OptionError, PromptError, SearchInterrupted
+from bestk.errors import BestKError, OptionError, PromptError, SearchInterrupted
 from bestk.finish import Finish
 from bestk.language_model import LanguageModel, Message, Prompt, is_batch
 from bestk.many import auto_batch_size, check_batch_size, encode_all, search_many
 from bestk.processing.hooks import AllowedTokensFn, Hooks
 from bestk.result import Hypothesis, SearchResult
 from bestk.run import Run
-from bestk.selection import Embed
+from bestk.selection import Embed, check_embed
 
 if TYPE_CHECKING:
     from bestk.rerank import Reranker
@@ -93,6 +93,7 @@ def search(
     """
     settings = SearchConfig.of(options, config)
     hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
+    check_embed(embed)
     finish = Finish(
         rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
     )
@@ -103,8 +104,18 @@ def search(
     for result in results:
         if result.notice is not None:
             logger.warning("%s", result.notice)
-    finished = [finish(result) for result in results]
+    finished = _finished(results, finish)
     return finished if is_batch(prompts) else finished[0]
+
+
+def _finished(results: list[SearchResult], finish: Finish) -> list[SearchResult]:
+    """Rerank and choose; where that fails, all results are handed over as they were found."""
+    try:
+        return [finish(result) for result in results]
+    except Exception as error:  # rerank and embed are anybody's code
+        known = isinstance(error, BestKError)
+        why = str(error) if known else f"rerank or embed raised {type(error).__name__}: {error}"
+        raise SearchInterrupted(" ".join(why.split()), results) from error
 
 
 def search_all(

@@ -135,7 +135,7 @@ def from_transformers(
 
 
 def source_of(name: str) -> str:
-    """Return where a model's files are: a folder, or a name on the hub; an adapter has no model."""
+    """Return where a model's files are: a folder, or a name on the hub; an adapter is refused."""
     source, adapter = _source(name)
     if adapter is not None:
         raise ModelError(f"{name} is an adapter: bestk.load({name!r}) adds it to its base")
@@ -143,10 +143,13 @@ def source_of(name: str) -> str:
 
 
 def shape_of(name: str, dtype: str | torch.dtype) -> Any:
-    """Make a model by its config alone, with weights that take up no memory and hold nothing."""
+    """Make a model by its config alone, with weights that take up no memory and hold nothing.
+
+    An adapter is added to its base's weights, so its shape is that of the base.
+    """
     import torch
 
-    source = source_of(name)
+    source, _ = _source(name)
     try:
         loader = _loader(source, {})
         config = _config(source, {})
@@ -168,9 +171,24 @@ def _source(name: str) -> tuple[str, Path | None]:
     """Return the folder or hub name of a model's weights, and the adapter on top of them."""
     found = _smollm2() if name == "smollm2" else str(task_models.find(name) or name)
     if task_models.is_adapter(found):
-        return _source(task_models.Card.read(Path(found)).base)[0], Path(found)
+        return _base(Path(found)), Path(found)
     _check_source(name, found)
     return found, None
+
+
+def _base(adapter: Path) -> str:
+    """Return the folder or hub name of the model that an adapter is added to."""
+    card, base = adapter / task_models.CARD, task_models.Card.read(adapter).base
+    # Asked first: an adapter may name itself.
+    if task_models.is_adapter(task_models.find(base) or base):
+        raise ModelError(
+            f"{card} names {base!r} as the base, which is an adapter too: name a whole model, "
+            "such as that adapter merged into its own base"
+        )
+    try:
+        return _source(base)[0]
+    except ModelError as error:
+        raise ModelError(f"{card} names no base that can be had: {error}") from None
 
 
 def _from_pretrained(
@@ -226,8 +244,11 @@ def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
 
 
 def _check_source(name: str, source: str) -> None:
-    """Catch a misspelt short name before the hub is asked for it."""
+    """Catch what is no checkpoint, such as a misspelt name, before the hub is asked for it."""
+    if name == "toy":
+        raise ModelError(f"model toy has no weights: name one that has, such as {DEFAULT_MODEL}")
     if source and Path(source).exists():
+        task_models.check_card(Path(source))
         return
     if source.startswith((".", "~", os.sep)) or source.count("/") > 1:
         raise ModelError(f"model folder {name} does not exist: check the path")

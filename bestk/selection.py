@@ -89,6 +89,11 @@ def diverse(
     >>> diverse(["a dog runs", "a dog", "two cats"], [-0.1, -0.2, -0.3], 2)
     [0, 2]
     """
+    for name, values in (("log_probs", log_probs), ("scores", scores)):
+        if values is not None and len(values) != len(texts):
+            raise OptionError(
+                f"{name} must be one number per text, got {len(values)} for {len(texts)} texts"
+            )
     if len(texts) <= 1:
         return list(range(len(texts)))[:num_texts]
     known = [0.0] * len(texts) if log_probs is None else log_probs
@@ -139,6 +144,7 @@ def narrow(
     embed: Embed | None = None,
 ) -> SearchResult:
     """Return the result with the chosen hypotheses alone; `raw` still holds all that was found."""
+    check_selection(num_texts, how, diversity)
     if num_texts is None:
         return result
     chosen = select(result.hypotheses, num_texts, how, diversity=diversity, embed=embed)
@@ -165,6 +171,12 @@ def check_selection(num_texts: int | None, select: str, diversity: float) -> Non
         raise OptionError(f"diversity must be a number from 0 to 1, got {diversity!r}")
     if not 0 <= diversity <= 1:
         raise OptionError(f"diversity goes from 0 (quality alone) to 1, got {diversity}")
+
+
+def check_embed(embed: Embed | None) -> None:
+    """Raise if what should turn texts into vectors is no function."""
+    if embed is not None and not callable(embed):
+        raise OptionError(f"embed must be a function from texts to vectors, got {embed!r:.60}")
 
 
 class _Quality(Protocol):
@@ -238,14 +250,19 @@ class _ByNgrams:
 
 class _ByVectors:
     def __init__(self, texts: list[str], embed: Embed) -> None:
-        vectors = list(embed(texts))
+        check_embed(embed)
+        found = embed(texts)
+        try:
+            vectors = list(found)
+        except TypeError:
+            raise OptionError(f"embed must return one vector per text, got {found!r:.60}") from None
         if len(vectors) != len(texts):
             raise OptionError(
                 f"embed must return one vector per text, got {len(vectors)} for {len(texts)} texts"
             )
         try:
             rows = torch.tensor([[float(x) for x in vector] for vector in vectors]).double()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # torch raises the last
             raise OptionError(f"embed must return vectors of one length: {error}") from None
         if not rows.isfinite().all():
             raise OptionError("embed must return finite numbers, got NaN or infinity")

@@ -25,7 +25,7 @@ _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parent.parent / "mo
 class Card:
     """What bestk must know of an adapter besides its weights."""
 
-    base: str  # a name that `bestk.load` takes
+    base: str  # a whole model of transformers: a short name, a folder or a hub name
     prompt_end: str  # the special token that the tokenizer puts after every prompt
     task: str  # the task of `bestk eval` that it was trained for
     text_end: str | None = None  # the special token that ends texts; None is the base's own
@@ -42,6 +42,9 @@ class Card:
             told = json.loads((folder / CARD).read_text(encoding="utf-8"))
             made_for = told.pop("format"), told.pop("version")
             card = cls(**told) if made_for == (FORMAT, FORMAT_VERSION) else None
+            for name, value in told.items():
+                if not isinstance(value, str) and (name != "text_end" or value is not None):
+                    raise TypeError(f"{name} must be text, got {value!r}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SchemaError(f"{folder / CARD} is no card of an adapter: {error}") from None
         if card is None:
@@ -67,6 +70,15 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / CARD).is_file() and (Path(folder) / "adapter_config.json").is_file()
 
 
+def check_card(folder: Path) -> None:
+    """Refuse an adapter of which nobody says what it is to be added to."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} holds an adapter and no {CARD}: write one that says its base, prompt_end "
+            "and task (docs/python-api.md), or load the base with the adapter merged into it"
+        )
+
+
 def merged(model: Any, folder: Path) -> Any:
     """Return the base model with the adapter's weights added to its own."""
     try:
@@ -75,11 +87,20 @@ def merged(model: Any, folder: Path) -> Any:
         raise MissingExtraError(
             f"{folder.name} is an adapter and needs peft: pip install 'bestk[adapters]'"
         ) from None
+    # peft would ask the hub for a file that is not in the folder.
+    if not any((folder / f"adapter_model.{kind}").is_file() for kind in ("safetensors", "bin")):
+        raise ModelError(f"adapter {folder} has no adapter_model.safetensors: put it there")
+    try:
+        peft.PeftConfig.from_pretrained(str(folder))
+        peft.load_peft_weights(str(folder), device="cpu")
+    except Exception as error:  # each of the libraries that read weights has errors of its own
+        raise ModelError(
+            f"adapter {folder} cannot be read: {_first_line(error)} (copy its files there again)"
+        ) from error
     try:
         return peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"adapter {folder} does not fit its base: {lines[0]}") from error
+        raise ModelError(f"adapter {folder} does not fit its base: {_first_line(error)}") from error
 
 
 def prepare(model: Any, tokenizer: Any, card: Card) -> None:
@@ -112,6 +133,11 @@ def _special(tokenizer: Any, token: str) -> int:
             f"{token!r} is no special token of the tokenizer: it cannot end prompts or texts"
         )
     return int(tokenizer.convert_tokens_to_ids(token))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _models_in(folder: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from bestk.batch import Job, ModelName, Shard, Wanted, follow_batch, run_batch
 from bestk.batch.reading import JsonLines, Place, open_source
 from bestk.batch.terminal import describe
 from bestk.errors import BestKError, ModelError, OptionError, SchemaError
+from bestk.rerank import MBR, ByFunction
 from bestk.toy_language import toy_language
 
 SMALL: dict[str, Any] = {"beam_size": 3, "max_new_tokens": 6}
@@ -129,6 +130,7 @@ BAD = {
     '{"prompt": "a", "options": {"beamsize": 2}}': "did you mean 'beam_size'?",
     '{"prompt": "a", "options": {"k": 0}}': "k must be at least 1, got 0",
     '{"prompt": "a", "options": [1]}': "options must be an object",
+    '{"prompt": "a", "options": {"suppress_tokens": [99]}}': "suppress_tokens go from 0 to 31",
     '{"prompt": "a", "texts": []}': "column 'texts' is one of the output's own",
 }
 
@@ -149,6 +151,28 @@ class TestBadRows:
         for error, reason in zip(errors, BAD.values(), strict=True):
             assert reason in error["error"]
         assert next(error for error in errors if "got none" in error["error"])["id"] == 1
+
+    def test_words_of_one_row_are_barred_from_it_alone(
+        self, lm: bestk.LanguageModel, tmp_path: Path
+    ) -> None:
+        row = {"prompt": "the dog"}
+        rows = [row, row | {"options": {"bad_words": ["sings"]}}]
+        done = run_batch(lm, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "o.jsonl", **SMALL)
+        assert (done.num_rows, done.num_bad) == (2, 0)
+        sung = [
+            any("sings" in text for text in r["texts"]) for r in read_rows(tmp_path / "o.jsonl")
+        ]
+        assert sung == [True, False]
+
+    def test_a_row_that_the_reranker_cannot_judge(
+        self, lm: bestk.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(MBR, "needs_source", True)
+        rows = [{"prompt": "the dog"}, {"token_ids": [1, 2]}]
+        source = write_rows(tmp_path / "in.jsonl", rows)
+        done = run_batch(lm, source, tmp_path / "out.jsonl", rerank="mbr-chrf", **SMALL)
+        assert (done.num_rows, done.num_bad) == (1, 1)
+        assert "cannot be judged as text" in read_rows(done.errors)[0]["error"]
 
     def test_bytes_that_are_no_text(self, lm: bestk.LanguageModel, tmp_path: Path) -> None:
         (tmp_path / "in.jsonl").write_bytes(b'{"prompt": "\xff"}\n{"prompt": "a dog"}')
@@ -403,6 +427,11 @@ class TestRefused:
             run_batch(lm, source, tmp_path / "out.jsonl", stop_ids=(99,))
         with pytest.raises(OptionError, match="unknown reranker"):
             run_batch(lm, source, tmp_path / "out.jsonl", rerank="mbr")
+        by_length: Any = ByFunction(lambda prompt, text: len(text))
+        with pytest.raises(OptionError, match="a job takes rerankers by name"):
+            run_batch(lm, source, tmp_path / "out.jsonl", rerank=by_length)
+        with pytest.raises(OptionError, match="suppress_tokens go from 0 to 31"):
+            run_batch(lm, source, tmp_path / "out.jsonl", suppress_tokens=(99,))
         assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "nothing is left behind"
 
     def test_two_at_a_time(self, lm: bestk.LanguageModel, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from bestk.errors import OptionError
 from bestk.language_model import LanguageModel
 from bestk.processing import steps
 from bestk.processing.prefixes import Contexts, Pipeline, Prefixes
+from bestk.toy_language import Words
 
 VOCAB, EOS = 24, 0
 PROMPTS = [[3, 4, 5, 3, 4], [7], [9, 2, 9, 2, 9, 2, 11], [5, 6, 3]]
@@ -503,6 +504,30 @@ def test_settings_are_part_of_signature_and_json(lm: LanguageModel) -> None:
     again = bestk.SearchResult.from_json(result.dumps())
     assert again.config == result.config
     assert dataclasses.replace(again.config, temperature=1.0, bad_words_ids=()).temperature == 1
+
+
+def test_bad_words_go_with_any_tokenizer() -> None:
+    toy = bestk.load("toy")
+    options: dict[str, Any] = {"beam_size": 3, "max_new_tokens": 6}
+    assert any("sings" in text for text in bestk.search(toy, "the dog", **options).texts)
+    without = bestk.search(toy, "the dog", **options, bad_words=["sings"])
+    assert without.texts
+    assert not any("sings" in text for text in without.texts)
+
+
+def test_words_that_no_text_can_hold_forbid_nothing() -> None:
+    class Speller(Words):
+        unk_token_id = 5
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            return {"input_ids": [5] if "é" in text else [10**6]}
+
+    toy = bestk.load("toy")
+    speller = LanguageModel(toy.backend, Speller())
+    plain = bestk.search(toy, [1, 2], max_new_tokens=5)
+    assert (
+        bestk.search(speller, [1, 2], max_new_tokens=5, bad_words=["é", "x"]).texts == plain.texts
+    )
 
 
 @pytest.mark.model

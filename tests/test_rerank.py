@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from conftest import random_toy
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bestk
-from bestk.errors import MissingExtraError, ModelError, OptionError, PromptError
+from bestk.errors import MissingExtraError, ModelError, OptionError, PromptError, SearchInterrupted
 from bestk.rerank import MBR, ByFunction, CometQE, RewardModel, rerank, reranker_of
 from bestk.rerank.base import Reranker
 from bestk.rerank.chrf import chrf_of_pairs
@@ -266,6 +267,63 @@ def test_names_that_do_not_exist(name: str, message: str) -> None:
     with pytest.raises(OptionError) as error:
         reranker_of(name)
     assert message in str(error.value)
+
+
+class Returning(Reranker):
+    """Returns what it is told to, whatever the texts."""
+
+    name = "mine"
+    needs_source = False
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __call__(
+        self, source: str, texts: Sequence[str], log_probs: Sequence[float] | None = None
+    ) -> list[float]:
+        found: list[float] = self.make(len(texts))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("reranker", "message"),
+    [
+        (
+            lambda prompt, text: None,
+            "reranker <lambda> must return a number for every text, got No",
+        ),
+        (lambda prompt, text: "a", "must return a number for every text, got 'a'"),
+        (lambda prompt, text: torch.zeros(2), "must return a number for every text, got tensor"),
+        (Returning(lambda count: None), "reranker mine must return a number for every text, got N"),
+        (Returning(lambda count: [None] * count), "must return a number for every text, got None"),
+        (Returning(lambda count: torch.zeros(count, 2)), "a number for every text, got tensor"),
+        (Returning(lambda count: [1.0]), "must give a score per text, got 1 for"),
+        (MBR(lambda text, other: None), "must return a number for every text, got None"),  # type: ignore[arg-type,return-value]
+        (lambda prompt, text: [][0], "rerank or embed raised IndexError: list index out of range"),
+    ],
+)
+def test_a_reranker_that_fails_loses_nothing(reranker: Any, message: str) -> None:
+    lm = bestk.load("toy")
+    prompts = ["the dog", "a bird"]
+    plain = bestk.search(lm, prompts, max_new_tokens=5)
+    with pytest.raises(SearchInterrupted) as caught:
+        bestk.search(lm, prompts, max_new_tokens=5, rerank=reranker)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [r.hypotheses for r in caught.value.partial] == [r.hypotheses for r in plain]
+    assert all(result.tree is not None for result in caught.value.partial)
+
+
+def test_scores_may_come_as_an_array(result: bestk.SearchResult) -> None:
+    expected = rerank(result, Returning(lambda count: list(range(count))))
+    for make in (
+        lambda count: numpy.arange(count, dtype=numpy.float32),
+        lambda count: torch.arange(count),
+        lambda count: [torch.tensor(float(i)) for i in range(count)],
+    ):
+        after = rerank(result, Returning(make))
+        assert after.hypotheses == expected.hypotheses
+        assert bestk.SearchResult.from_json(after.dumps()).hypotheses == after.hypotheses
 
 
 def test_scores_must_be_finite_and_complete(result: bestk.SearchResult) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 import bestk
 from bestk import ngrams as bestk_ngrams
 from bestk import selection
-from bestk.errors import OptionError
+from bestk.errors import OptionError, SearchInterrupted
 from bestk.ngrams import agreements, distinctness, ngrams, words
 from bestk.selection import diverse, narrow, select
 
@@ -113,11 +115,57 @@ def test_numbers_must_be_finite(broken: float) -> None:
         ([[1.0]], "one vector per text, got 1 for 2"),
         ([[1.0], [1.0, 2.0]], "vectors of one length"),
         ([1.0, 2.0], "vectors of one length"),
+        (None, "one vector per text, got None"),
+        (torch.ones(2, 2, 2), "vectors of one length"),
     ],
 )
 def test_vectors_that_are_none(vectors: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         diverse(["a", "b"], [0.0, 0.0], 2, embed=lambda texts: vectors)
+
+
+def test_numbers_are_one_per_text() -> None:
+    with pytest.raises(OptionError, match="log_probs must be one number per text, got 2 for 3"):
+        diverse(["a", "b", "c"], [-1, -2], 2)
+    with pytest.raises(OptionError, match="scores must be one number per text, got 1 for 2"):
+        diverse(["a", "b"], None, 2, scores=[1.0])
+
+
+def test_an_embed_that_fails_loses_nothing() -> None:
+    lm = bestk.load("toy")
+    options: dict[str, Any] = {"max_new_tokens": 5, "num_texts": 3, "select": "diverse"}
+    with pytest.raises(OptionError, match="embed must be a function from texts to vectors, got 'x"):
+        bestk.search(lm, "the dog", embed="x", **options)
+    with pytest.raises(SearchInterrupted, match="one vector per text, got None") as caught:
+        bestk.search(lm, ["the dog", "a bird"], embed=lambda texts: None, **options)
+    plain = bestk.search(lm, ["the dog", "a bird"], max_new_tokens=5)
+    assert [r.hypotheses for r in caught.value.partial] == [r.hypotheses for r in plain]
+
+
+def test_settings_are_checked_where_all_texts_are_wanted() -> None:
+    result = bestk.search(bestk.LanguageModel(random_toy(3, 8)), [1], max_new_tokens=5)
+    assert narrow(result, None) is result
+    with pytest.raises(OptionError, match="unknown select 'foo'"):
+        narrow(result, None, "foo")
+    with pytest.raises(OptionError, match=r"diversity goes from 0 \(quality alone\) to 1, got 7"):
+        narrow(result, None, diversity=7)
+
+
+def test_what_the_docs_say_proves_the_likeliest_texts() -> None:
+    page = Path(bestk.__file__).parent.parent / "docs" / "choosing.md"
+    if not page.is_file():
+        pytest.skip("the docs lie beside the package in a checkout alone")
+    (written,) = re.findall(r"likeliest texts, with proof \| `(.*?), certify=n`", page.read_text())
+    options = dict(re.findall(r'(\w+)="?(\w+)"?', written))
+    given = {name: int(value) if value.isdigit() else value for name, value in options.items()}
+    lm = bestk.load("toy")
+    whole: dict[str, Any] = {"scoring": "sum", "decay": "none", "min_prob": 0, "rank_by": "sum"}
+    for prompt in ("the dog", "a bird", "every old tree"):
+        result = bestk.search(lm, prompt, certify=5, max_new_tokens=9, **given)
+        assert result.stop_reason == "certified"
+        assert result.certified >= 5
+        wanted = bestk.search(lm, prompt, **whole, max_new_tokens=9, budget=9000, max_frontier=9000)
+        assert result.texts[: result.certified] == wanted.texts[: result.certified]
 
 
 def test_vectors_say_which_texts_agree() -> None:

@@ -102,6 +102,8 @@ def test_what_cannot_be_sized_up(cli: Any) -> None:
         size_of(toy_language(), prompt_tokens=3)
     with pytest.raises(OptionError, match="prompt_tokens must be at least 1"):
         size_of(toy_language(), prompt_tokens=0)
+    with pytest.raises(ModelError, match="toy has no weights: name one that has"):
+        size_of("toy", prompt_tokens=3)
     with pytest.raises(BestKError, match="unknown model 'smolm2': did you mean 'smollm2'"):
         size_of("smolm2", prompt_tokens=3)
     code, _, err = cli("size", "--dtype", "int3")

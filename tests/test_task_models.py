@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import bestk
 from bestk import task_models
 from bestk.errors import ModelError, SchemaError
+from bestk.sizing import size_of
 from bestk.task_models import Card
 
 peft = pytest.importorskip("peft", reason="adapters need peft: pip install 'bestk[adapters]'")
@@ -121,6 +123,63 @@ def test_weights_that_do_not_fit_are_one_line(adapter: Path, tmp_path: Path) -> 
     Card(base=str(tmp_path / "base"), prompt_end="<go>", task="x").write(other)
     with pytest.raises(ModelError, match=f"adapter {other} does not fit its base"):
         bestk.load(other)
+
+
+def copied(adapter: Path, folder: Path, base: Any) -> Path:
+    """Put the adapter into another folder, with a card that names another base."""
+    folder.mkdir(exist_ok=True)
+    for path in adapter.glob("adapter_*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    Card(base=base, prompt_end="<go>", task="x").write(folder)
+    return folder
+
+
+def refused(folder: Path) -> str:
+    """Load what cannot be loaded and return the message, which is one line."""
+    with pytest.raises((ModelError, SchemaError)) as caught:
+        bestk.load(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_base_is_a_whole_model(adapter: Path, tmp_path: Path) -> None:
+    on_another = copied(adapter, tmp_path / "upper", str(adapter))
+    assert "which is an adapter too: name a whole model" in refused(on_another)
+    on_itself = copied(adapter, tmp_path / "self", str(tmp_path / "self"))
+    assert "which is an adapter too" in refused(on_itself)
+    assert "no base that can be had: model toy has no weights" in refused(
+        copied(adapter, tmp_path / "toy", "toy")
+    )
+    assert "no base that can be had: unknown model 'smolm2'" in refused(
+        copied(adapter, tmp_path / "misspelt", "smolm2")
+    )
+    assert "no card of an adapter: base must be text, got 5" in refused(
+        copied(adapter, tmp_path / "number", 5)
+    )
+
+
+def test_files_that_are_missing_or_cut_are_named(adapter: Path, tmp_path: Path) -> None:
+    folder = copied(adapter, tmp_path, str(adapter / "base"))
+    weights = folder / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert f"adapter {folder} cannot be read" in refused(folder)
+    weights.unlink()
+    assert f"adapter {folder} has no adapter_model.safetensors" in refused(folder)
+    weights.write_bytes(whole)
+    (folder / "adapter_config.json").write_text("{")
+    assert f"adapter {folder} cannot be read" in refused(folder)
+    (folder / task_models.CARD).unlink()
+    message = refused(folder)
+    assert f"{folder} holds an adapter and no bestk.json" in message
+    assert "base, prompt_end and task (docs/python-api.md)" in message
+
+
+def test_an_adapter_has_the_size_of_its_base(adapter: Path) -> None:
+    names = (str(adapter), str(adapter / "base"))
+    own, base = (size_of(name, prompt_tokens=9) for name in names)
+    assert dataclasses.replace(own, model=base.model) == base
 
 
 def test_a_prompt_can_only_end_with_a_special_token() -> None:

@@ -20,6 +20,7 @@ from bestk.errors import OptionError, OutOfMemoryError, PromptError, SearchInter
 from bestk.finish import Finish
 from bestk.language_model import LanguageModel
 from bestk.many import auto_batch_size, check_prompts
+from bestk.processing.hooks import Hooks, shaping_steps
 from bestk.result import SearchResult
 
 _DIGITS = 6  # of scores and masses, as in evaluations
@@ -50,6 +51,11 @@ class Wanted:
             raise OptionError("a system text needs chat formatting: give it without raw")
         if self.tree and not self.full:
             raise OptionError("tree=True is part of full results: give full=True too")
+        if self.rerank is not None and not isinstance(self.rerank, str):
+            raise OptionError(
+                "a job takes rerankers by name, since it may go on elsewhere, got "
+                f"{self.rerank!r:.60}: rerank what it has found, with full=True"
+            )
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,9 @@ class Searcher:
         for config, members in groups.items():
             for request, outcome in zip(members, self._outcomes(members, config), strict=True):
                 if isinstance(outcome, SearchResult):
-                    records[request.line] = self._record(request, self.finish(outcome))
+                    outcome = self._finished(outcome)
+                if isinstance(outcome, SearchResult):
+                    records[request.line] = self._record(request, outcome)
                 else:
                     errors[request.line] = _error(request.line, request.columns, outcome)
         return Found(
@@ -131,6 +139,11 @@ class Searcher:
                 batch_size=self.batch_size,
                 keep_tree=self.wanted.tree,
             )
+        except OptionError as error:
+            # Settings of the job are none of a row's faults.
+            if config == self.wanted.config:
+                raise
+            return [str(error)] * len(members)
         except OutOfMemoryError as error:
             # Only a search that does not fit alone is given up.
             if len(members) == 1:
@@ -141,6 +154,13 @@ class Searcher:
             if not results or any(result.stop_reason == "interrupted" for result in results):
                 raise
         return [_BROKEN if result.stop_reason == "broken" else result for result in results]
+
+    def _finished(self, result: SearchResult) -> SearchResult | str:
+        """Rerank and choose; text says why that cannot be done with this row."""
+        try:
+            return self.finish(result)
+        except (PromptError, OptionError) as error:
+            return str(error)
 
     def _record(self, request: Request, result: SearchResult) -> dict[str, Any]:
         hypotheses = result.hypotheses
@@ -168,6 +188,14 @@ def prepare(
     """Refuse settings that the model cannot take; choose how many rows run side by side."""
     check_prompts(lm, [], wanted.config)
     constraints_of(wanted.config, lm)
+    shaping_steps(
+        wanted.config,
+        Hooks(),
+        device=lm.backend.device,
+        vocab_size=lm.backend.vocab_size,
+        eos_ids=lm.backend.eos_ids,
+        tokenizer=lm.tokenizer,
+    )
     searcher = Searcher(lm, wanted, 1)
     if batch_size is not None:
         return batch_size

@@ -70,7 +70,7 @@ def shaping_steps(
 ) -> list[Step]:
     """List the processors of a search in the order of `generate`."""
     _check_ids(config, vocab_size)
-    bad_words = {*config.bad_words_ids, *_word_ids(config.bad_words, tokenizer)}
+    bad_words = {*config.bad_words_ids, *_word_ids(config.bad_words, tokenizer, vocab_size)}
     bad_words -= {(token,) for token in eos_ids}
     setting = Setting(device, vocab_size, hooks.first, hooks.counted_length is not None)
     allowed = hooks.prefix_allowed_tokens_fn
@@ -104,16 +104,24 @@ def shaping_steps(
     return [step for step in found if step is not None and not isinstance(step, bool)]
 
 
-def _word_ids(words: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]]:
-    """Spell words as they come at a text's start and after a space."""
+def _word_ids(words: Sequence[str], tokenizer: Any, vocab_size: int) -> list[tuple[int, ...]]:
+    """Spell words as they come at a text's start and after a space; none that cannot be written."""
     if words and tokenizer is None:
         raise OptionError("bad_words needs a tokenizer: use bad_words_ids instead")
+    unknown = getattr(tokenizer, "unk_token_id", None)
     spelt = [
-        tuple(tokenizer.encode(form, add_special_tokens=False))
-        for word in words
-        for form in (word, " " + word.lstrip())
+        tuple(_spelt(form, tokenizer)) for word in words for form in (word, " " + word.lstrip())
     ]
-    return [ids for ids in spelt if ids]
+    return [ids for ids in spelt if ids and unknown not in ids and max(ids) < vocab_size]
+
+
+def _spelt(text: str, tokenizer: Any) -> list[int]:
+    """Turn text into ids by a call, as prompts are, or by `encode`, which will do for a drop-in."""
+    if callable(tokenizer):
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids
 
 
 def _check_ids(config: SearchConfig, vocab_size: int) -> None:

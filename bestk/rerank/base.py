@@ -9,7 +9,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bestk.errors import PromptError
+from bestk.errors import OptionError, PromptError
 
 
 class Reranker(abc.ABC):
@@ -39,7 +39,21 @@ class ByFunction(Reranker):
     def __call__(
         self, source: str, texts: Sequence[str], log_probs: Sequence[float] | None = None
     ) -> list[float]:
-        return [float(self.function(source, text)) for text in texts]
+        return numbers(self.name, [self.function(source, text) for text in texts])
+
+
+def numbers(name: str, given: Any) -> list[float]:
+    """Turn what a reranker returned (a list, an array or a tensor) into plain numbers."""
+    score, found = given, []
+    try:
+        for score in given:
+            found.append(float(score))
+    except (TypeError, ValueError, RuntimeError):  # torch raises the last
+        shown = " ".join(repr(score).split())
+        raise OptionError(
+            f"reranker {name} must return a number for every text, got {shown:.60}"
+        ) from None
+    return found
 
 
 def source_text(prompt: Any) -> str:

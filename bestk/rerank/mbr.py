@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bestk.errors import MissingExtraError, OptionError, unknown
-from bestk.rerank.base import Reranker
+from bestk.rerank.base import Reranker, numbers
 from bestk.rerank.chrf import chrf_of_pairs
 
 UTILITIES = ("chrf", "bleu")
@@ -44,7 +44,7 @@ class MBR(Reranker):
             self.pairs = _named(utility)
         else:
             named = f"mbr-{getattr(utility, '__name__', type(utility).__name__)}"
-            self.pairs = _of_each(utility)
+            self.pairs = _of_each(utility, named)
         self.name = named if weights == "prob" else f"{named}:{weights}"
 
     def __call__(
@@ -82,12 +82,12 @@ def _named(name: str) -> Pairs:
         raise MissingExtraError("sacrebleu is not installed: pip install 'bestk[eval]'") from None
     # Without effective order a sentence that has no 4-gram in common would get 0.
     metric: Any = BLEU(effective_order=True)
-    return _of_each(lambda text, other: float(metric.sentence_score(text, [other]).score))
+    return _of_each(lambda text, other: float(metric.sentence_score(text, [other]).score), name)
 
 
-def _of_each(utility: Utility) -> Pairs:
+def _of_each(utility: Utility, name: str) -> Pairs:
     def pairs(texts: Sequence[str]) -> Tensor:
-        rows = [[float(utility(text, other)) for other in texts] for text in texts]
+        rows = [numbers(name, [utility(text, other) for other in texts]) for text in texts]
         return torch.tensor(rows, dtype=torch.float64)
 
     return pairs

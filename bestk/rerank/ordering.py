@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from bestk.errors import OptionError, unknown
-from bestk.rerank.base import ByFunction, Reranker, source_text
+from bestk.rerank.base import ByFunction, Reranker, numbers, source_text
 from bestk.rerank.comet import DEFAULT_MODEL, CometQE
 from bestk.rerank.mbr import MBR
 from bestk.rerank.reward import RewardModel
@@ -58,7 +58,7 @@ def rerank(
     if source is None:
         source = source_text(result.prompt) if ranker.needs_source else ""
     log_probs = [hypothesis.log_prob for hypothesis in result.hypotheses]
-    scores = ranker(source, texts, log_probs) if texts else []
+    scores = numbers(ranker.name, ranker(source, texts, log_probs)) if texts else []
     _check(ranker, scores, len(texts))
     scored = [
         dataclasses.replace(hypothesis, rerank_score=score)
