@@ -60,3 +60,11 @@ def test_languages_reach_the_model(cli: Any, smollm2: object, data: Path, tmp_pa
         code, _, err = cli(*command, "--tgt-lang", "de_DE")
         assert code == 2, "SmolLM2 has no languages to choose from"
         assert "tgt_lang" in err
+
+
+def test_an_unknown_ablation_lists_those_there_are(cli: Any, data: Path, tmp_path: Path) -> None:
+    for name in ("foo", "BS"):
+        code, _, err = cli("eval", str(data), "-o", str(tmp_path / "out"), "--ablation", name)
+        assert code == 2
+        assert f"unknown ablation '{name}': known: budget, decay, efficiency, gamma" in err
+    assert not (tmp_path / "out").exists()

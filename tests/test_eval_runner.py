@@ -220,12 +220,20 @@ def test_names_of_methods() -> None:
         ("BS:num_draws=4", "for samplers"),
         ("BS:max_new_tokens=4", "the task sets"),
         ("Ncls7", "7"),
+        ("Ncls0.8:num_draws=0", "num_draws must be at least 1"),
     ],
 )
 def test_a_bad_name_says_what_is_wrong(name: str, message: str) -> None:
     with pytest.raises(OptionError) as error:
         parse(name)
     assert message in str(error.value)
+
+
+def test_methods_are_checked_against_the_settings_before_any_runs(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="method 'DBS': beam_size=3 must be a multiple of"):
+        run_toy(tmp_path / "run", methods=("BS", "DBS"))
+    assert not (tmp_path / "run").exists()
+    run_toy(tmp_path / "run", methods=("BS", "DBS:beam_size=5"), task=toy_task(1))
 
 
 def test_every_recipe_can_be_run() -> None:

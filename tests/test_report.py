@@ -16,12 +16,13 @@ from wordnet import has_wordnet
 
 from bestk.errors import OptionError
 from bestk.evaluation.board import Scorer
+from bestk.evaluation.differences import comparison_table, differences
 from bestk.evaluation.labels import write_names
 from bestk.evaluation.loading import load_runs
 from bestk.evaluation.metrics.registry import build
 from bestk.evaluation.plots import FIGURES, completion_by_decay
 from bestk.evaluation.report import make_report
-from bestk.evaluation.tables import comparison_table, score_table
+from bestk.evaluation.tables import score_table
 from bestk.rerank import ByFunction
 
 SAMPLES = 100
@@ -169,7 +170,7 @@ def test_translations_are_tested_by_their_own_scores(toy: Path) -> None:
     evaluation = load_runs([toy])
     told = replace(evaluation, settings=({**evaluation.settings[0], "kind": "translation"},))
     metrics = build(["counts", "distinct", "bleu", "sentence-bleu"])
-    table = comparison_table(Scorer(told, metrics, samples=SAMPLES).board(), "BS")
+    table = comparison_table(differences(Scorer(told, metrics, samples=SAMPLES).board(), "BS"))
     assert table.headings == ["", "|S|", "D", "BLEU", "chrF", "OsBLEU", "OsChrF"]
 
 
@@ -241,7 +242,7 @@ def test_a_folder_without_a_run_says_what_makes_one(tmp_path: Path) -> None:
 
 def test_comparisons_say_who_is_better(toy: Path) -> None:
     board = Scorer(load_runs([toy]), build(["counts"]), samples=SAMPLES).board()
-    table = comparison_table(board, "BS", ["|S|"])
+    table = comparison_table(differences(board, "BS", ["|S|"]))
     cells = {row[0][0]: row[1] for row in table.rows}
     assert cells["BKS_mean"] == ("+15.9* (p=0.001)", "best")
     assert "BS" not in cells
@@ -321,8 +322,11 @@ def test_a_run_without_its_examples_reads_them_from_the_data_again(tmp_path: Pat
     (tmp_path / "run" / "examples.jsonl").unlink()
     assert load_runs([tmp_path / "run"]).pools == whole.pools
     data.write_text(data.read_text().replace("runs", "sits"))
-    with pytest.raises(OptionError, match="was run on other examples"):
+    with pytest.raises(OptionError, match="was run on other examples") as error:
         load_runs([tmp_path / "run"])
+    assert f"than {data} gives" in str(error.value)
+    assert "hub" not in str(error.value)
+    assert "--data-dir" not in str(error.value)
 
 
 def test_a_text_that_several_methods_found_is_scored_once(toy: Path) -> None:

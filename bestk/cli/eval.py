@@ -54,13 +54,14 @@ def eval(
     Run decoding methods over a task's examples; stopped, it goes on where it was.
     """
     from bestk.cli import terminal
+    from bestk.evaluation.methods import ablations
     from bestk.evaluation.methods import split as names_of
     from bestk.evaluation.progress import follow
     from bestk.evaluation.runner import Settings, evaluate
 
     settings = Settings(
         task=task,
-        methods=tuple(ablation or names_of(methods)),
+        methods=tuple(ablations(ablation) if ablation else names_of(methods)),
         num_examples=num_examples,
         split=split,
         beam_size=beam_size,

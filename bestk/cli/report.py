@@ -51,8 +51,9 @@ def report(
     """
     from bestk.evaluation.methods import split as names_of
     from bestk.evaluation.metrics.registry import metric_models
-    from bestk.evaluation.report import make_report
+    from bestk.evaluation.report import check_output, make_report
 
+    check_output(form, output, figures)
     made = make_report(
         folders,
         methods=None if methods is None else names_of(methods),
@@ -66,6 +67,6 @@ def report(
         rerank=rerank,
         intervals=intervals,
     )
-    made.print(form)
     if output is not None:
         made.save(output, figures)
+    made.print(form)

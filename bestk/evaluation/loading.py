@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from bestk.errors import OptionError, SchemaError, unknown
 from bestk.evaluation.examples import Example, Pool, digest
 from bestk.evaluation.methods import NamedMethod, parse, parse_all
-from bestk.evaluation.store import has_lines, read_lines, read_settings
+from bestk.evaluation.store import MEND, has_lines, read_lines, read_settings
 from bestk.evaluation.tasks import task_of
 from bestk.evaluation.tasks.reading import choose, read_examples
+
+# Settings in which runs that are reported together may differ; another model has its own rows, and
+# its own arithmetic. The data is compared by what is in it.
+_MAY_DIFFER = {"methods", "source", "split", "device", "batch_size", "model"}
+_OF_THE_MODEL = {"dtype", "source_language", "decoder_prompt"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +73,7 @@ def load_runs(
     methods: Sequence[str] | None = None,
     data_dir: Path | None = None,
 ) -> Evaluation:
-    """Read runs; together they must be of one task and the same examples.
+    """Read runs; together they must be of the same examples, with the same settings.
 
     `methods` keeps some of the rows. A run that was put away without its examples reads them from
     `data_dir`, or from the hub, as the run itself did.
@@ -73,13 +81,8 @@ def load_runs(
     if not folders:
         raise OptionError("there is nothing to report: name a folder that bestk eval wrote")
     settings = [read_settings(folder) for folder in folders]
-    for folder, other in zip(folders[1:], settings[1:], strict=True):
-        for name in ("task", "data"):
-            if other[name] != settings[0][name]:
-                raise OptionError(
-                    f"{folder} has {name} {other[name]}, {folders[0]} has {settings[0][name]}: "
-                    "only runs of the same examples go together"
-                )
+    for one, other in combinations(zip(folders, settings, strict=True), 2):
+        _refuse_other(*one, *other)
     several = len({s["model"] for s in settings}) > 1
     pools: dict[str, dict[str, Pool]] = {}
     found: dict[str, NamedMethod] = {}
@@ -103,6 +106,17 @@ def load_runs(
     )
 
 
+def _refuse_other(first: Path, told: dict[str, Any], folder: Path, other: dict[str, Any]) -> None:
+    """Refuse two runs that one signature cannot stand for."""
+    free = _MAY_DIFFER if told["model"] == other["model"] else _MAY_DIFFER | _OF_THE_MODEL
+    for name in ("task", "data", *told, *other):
+        if name not in free and other.get(name) != told.get(name):
+            raise OptionError(
+                f"{folder} has {name} {other.get(name)}, {first} has {told.get(name)}: "
+                "only runs of the same examples and settings go together, report it alone"
+            )
+
+
 def _read(
     folder: Path,
     settings: dict[str, Any],
@@ -111,47 +125,68 @@ def _read(
     data_dir: Path | None,
 ) -> None:
     examples = {example.id: example for example in _examples(folder, settings, data_dir)}
-    seconds = {
-        (line["example"], line["method"]): float(line["seconds"])
-        for line in read_lines(folder / "times.jsonl")
-    }
-    for record in read_lines(folder / "results.jsonl"):
-        try:
+    seconds: dict[tuple[str, str], float] = {}
+    for place, record in read_lines(folder / "times.jsonl"):
+        with _spoilt(place):
+            seconds[record["example"], record["method"]] = float(record["seconds"])
+    for place, record in read_lines(folder / "results.jsonl"):
+        with _spoilt(place):
             key = record["example"], record["method"]
             row = f"{key[1]} @{settings['model']}" if several else key[1]
-            pools[row][key[0]] = Pool(
-                example=examples[key[0]],
-                texts=tuple(record["texts"]),
-                counts=tuple(record["counts"]),
-                scores=tuple(record["scores"]),
-                log_probs=_maybe(record.get("log_probs")),
-                seconds=seconds.get(key),
-                expanded=record["expanded"],
-                model_calls=record["model_calls"],
-            )
-        except (KeyError, TypeError) as error:
-            raise SchemaError(f"{folder}/results.jsonl has a spoilt line: {error!r}") from None
+            pools[row][key[0]] = _pool(record, examples[key[0]], seconds.get(key))
 
 
-def _maybe(values: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(values)
+def _pool(record: dict[str, Any], example: Example, seconds: float | None) -> Pool:
+    """Make a pool of a line of results; KeyError, TypeError or ValueError where it is none."""
+    lists: dict[str, Any] = {
+        "texts": _listed(record["texts"], str),
+        "counts": _listed(record["counts"], int),
+        "scores": _listed(record["scores"], int | float),
+    }
+    if record.get("log_probs") is not None:
+        lists["log_probs"] = _listed(record["log_probs"], int | float)
+    if len({len(values) for values in lists.values()}) > 1:
+        raise ValueError(", ".join(f"{len(values)} {name}" for name, values in lists.items()))
+    return Pool(
+        example=example,
+        seconds=seconds,
+        expanded=int(record["expanded"]),
+        model_calls=int(record["model_calls"]),
+        **lists,
+    )
+
+
+def _listed(values: Any, kind: type | UnionType) -> tuple[Any, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise TypeError(f"{str(values)[:40]!r} is no list of {getattr(kind, '__name__', kind)}")
+    return tuple(values)
+
+
+@contextmanager
+def _spoilt(place: str) -> Iterator[None]:
+    """Name the line that is not what a run writes."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise SchemaError(f"{place} is no line of a run ({error!r}): {MEND}") from None
 
 
 def _examples(folder: Path, settings: dict[str, Any], data_dir: Path | None) -> list[Example]:
     path = folder / "examples.jsonl"
     if has_lines(path):
-        return [
-            Example.from_json(data, f"{path}:{number}")
-            for number, data in enumerate(read_lines(path), start=1)
-        ]
+        return [Example.from_json(record, place) for place, record in read_lines(path)]
     if settings.get("source") is None:
         raise SchemaError(f"{folder} has neither examples.jsonl nor the name of its task")
-    every = read_examples(task_of(settings["source"]), data_dir, settings.get("split"))
+    task = task_of(settings["source"])
+    every = read_examples(task, data_dir, settings.get("split"))
     examples = choose(every, int(settings["examples"]), int(settings["seed"]))
     if digest(examples) != settings["data"]:
+        source, way_out = data_dir or "the hub", "give its own with --data-dir"
+        if task.examples is not None:
+            source, way_out = settings["source"], "bring it back as it was, or run bestk eval again"
         raise OptionError(
-            f"{folder} was run on other examples (data {settings['data']}) than "
-            f"{data_dir or 'the hub'} gives ({digest(examples)}): give its own with --data-dir"
+            f"{folder} was run on other examples (data {settings['data']}) than {source} gives "
+            f"({digest(examples)}): {way_out}"
         )
     return examples
 
@@ -172,7 +207,18 @@ def _in_common(pools: dict[str, dict[str, Pool]], folders: Sequence[Path]) -> di
     first = next(iter(pools.values()))
     common = [name for name in first if all(name in found for found in pools.values())]
     if not common:
-        raise OptionError(
-            f"{', '.join(map(str, folders))}: no example has been through every method yet"
-        )
+        raise OptionError(f"{', '.join(map(str, folders))}: {_lacking(pools)}")
     return {row: [found[name] for name in common] for row, found in pools.items()}
+
+
+def _lacking(pools: dict[str, dict[str, Pool]]) -> str:
+    """Say which methods keep a report from being made, and how to leave them out."""
+    empty = [row for row, found in pools.items() if not found]
+    lacking = {row.partition(" @")[0] for row in empty}
+    others = dict.fromkeys(name for row in pools if (name := row.partition(" @")[0]) not in lacking)
+    if not empty or not others:
+        return "no example has been through every method yet, bestk eval goes on with it"
+    return (
+        f"no example has been through {', '.join(empty)} yet: bestk eval goes on with it, "
+        f"--methods {','.join(others)} leaves out what is missing"
+    )

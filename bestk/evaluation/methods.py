@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.baselines import METHODS, BestK, Method, Sampling, method_of, run_method
+from bestk.baselines import METHODS, BestK, Method, Sampling, check_method, method_of, run_method
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, unknown
 from bestk.language_model import LanguageModel
@@ -66,6 +66,13 @@ class NamedMethod:
         # Answers to a short source may be so short that the budget pays for fewer nodes than k.
         budget = told.get("budget") or told["beam_size"] * max_new_tokens
         return SearchConfig.of({**told, "k": min(told["k"], budget)})
+
+    def check(self, max_new_tokens: int, beam_size: int, stop: Sequence[str] = ()) -> None:
+        """Raise if the method cannot run so."""
+        try:
+            check_method(self.method, self.config(max_new_tokens, beam_size, stop))
+        except OptionError as error:
+            raise OptionError(f"method {self.name!r}: {error}") from None
 
     def __call__(
         self,
@@ -138,6 +145,14 @@ def parse_all(names: Sequence[str]) -> list[NamedMethod]:
     return list(found.values())
 
 
+def ablations(names: Sequence[str]) -> list[str]:
+    """Check that names are those of ablations."""
+    for name in names:
+        if name not in ABLATIONS:
+            raise OptionError(unknown("ablation", name, ABLATIONS))
+    return list(names)
+
+
 def groups() -> dict[str, list[str]]:
     """Return the lists of methods that have a name of their own, the ablations included."""
     samplers = [name for name, method in METHODS.items() if isinstance(method, Sampling)]
@@ -182,5 +197,7 @@ def _check(name: str, method: Method, options: dict[str, Any], num_draws: Any) -
             raise OptionError(f"method {name!r}: " + unknown("option", option, fields))
     try:
         SearchConfig.of(options)
+        if isinstance(method, Sampling):
+            dataclasses.replace(method, num_draws=num_draws)
     except BestKError as error:
         raise OptionError(f"method {name!r}: {error}") from None

@@ -5,6 +5,7 @@ Nothing is shown on a screen. Colours tell families of methods apart, bars are 9
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -12,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from bestk.config import SearchConfig
+from bestk.errors import MissingDataError, OptionError
 from bestk.evaluation.board import Board
 from bestk.evaluation.extras import require
 from bestk.evaluation.labels import write_names
 from bestk.evaluation.methods import NamedMethod
 from bestk.evaluation.tables import family, view_title
 
+logger = logging.getLogger("bestk")
+
+SUFFIXES = ("png", "pdf", "svg")
 COLOURS = {
     "beam": "#7f7f7f",
     "beam sample": "#bc8f3f",
@@ -31,26 +36,43 @@ def save_figures(boards: Sequence[Board], folder: Path, suffix: str = "png") -> 
     """Draw every figure that the boards have the methods for.
 
     Of several views the first is drawn, but diversity against quality in each: at an equal number
-    of texts it tells another story than over all of them.
+    of texts it tells another story than over all of them. One whose numbers there are not is left
+    out by name.
     """
+    check_suffix(suffix)
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {name: draw(boards[0]) for name, draw in FIGURES.items()}
+    drawings = [(name, draw, boards[0]) for name, draw in FIGURES.items()]
     for board in boards[1:]:
-        figures[f"diversity_quality_{board.view}"] = diversity_quality(board)
+        drawings.append((f"diversity_quality_{board.view}", diversity_quality, board))
     saved = []
-    for name, figure in figures.items():
+    left_out: dict[str, list[str]] = {}  # by reason
+    for name, draw, board in drawings:
+        try:
+            figure = draw(board)
+        except MissingDataError as error:
+            left_out.setdefault(str(error), []).append(name)
+            continue
         if figure is not None:
             saved.append(folder / f"{name}.{suffix}")
             figure.savefig(
                 saved[-1], dpi=150, metadata={"Software": None} if suffix == "png" else {}
             )
+    for reason, names in left_out.items():
+        logger.warning("left out: figure %s: %s", ", ".join(names), reason)
     return saved
+
+
+def check_suffix(suffix: str) -> None:
+    """Raise if figures cannot be saved in a format."""
+    if suffix not in SUFFIXES:
+        raise OptionError(f"figures are saved as {', '.join(SUFFIXES)}, got {suffix!r}")
 
 
 def diversity_quality(board: Board, x: str = "D-1", y: str = "R1") -> Any:
     """Figure 1: diversity against quality, one point per method."""
-    if x not in board.columns or y not in board.columns or len(board.rows) < 2:
+    if len(board.rows) < 2:
         return None
+    _need(board, x, y)
     figure, axes = _canvas(
         board, f"{x}: {board.columns[x].title}", f"{y}: {board.columns[y].title}"
     )
@@ -85,6 +107,7 @@ def completion_by_decay(board: Board) -> Any:
             lines[rest.alpha] = points
     if not lines:
         return None
+    _need(board, "Done")
     figure, axes = _canvas(board, "weight of the decay κ", "examples completed, %")
     for alpha, points in lines.items():
         _line(axes, board, sorted(points), "Done", _SCORINGS.get(alpha, f"α={alpha}"))
@@ -95,12 +118,16 @@ def completion_by_decay(board: Board) -> Any:
 
 def incompletion_by_scoring(board: Board) -> Any:
     """Lowest incompletion rate by scoring function, over its decays, with other families'."""
-    rates: dict[str, float] = {}
+    by_label: dict[str, list[str]] = {}
     for row, config in _best_k(board).items():
-        label = _SCORINGS.get(config.alpha, f"α={config.alpha}")
-        rates[label] = min(rates.get(label, 100.0), 100 - board.value(row, "Done"))
-    if len(rates) < 2:
+        by_label.setdefault(_SCORINGS.get(config.alpha, f"α={config.alpha}"), []).append(row)
+    if len(by_label) < 2:
         return None
+    _need(board, "Done")
+    rates = {
+        label: min(100 - board.value(row, "Done") for row in rows)
+        for label, rows in by_label.items()
+    }
     colours = [COLOURS["best-first"]] * len(rates)
     for name, members in _others(board).items():
         rates[name] = sum(100 - board.value(row, "Done") for row in members) / len(members)
@@ -123,6 +150,7 @@ def best_first_by_budget(board: Board) -> Any:
             points.append((float(_config(board, method).beam_size), row))
     if not _varies(points):
         return None
+    _need(board, "Done")
     figure, axes = _canvas(board, "equivalent beam size", "examples without a text, %")
     points.sort()
     sizes = [size for size, _ in points]
@@ -141,8 +169,9 @@ def best_first_by_budget(board: Board) -> Any:
 
 def efficiency(board: Board) -> Any:
     """Different texts against time."""
-    if "Time" not in board.columns or len(board.rows) < 2:
+    if len(board.rows) < 2:
         return None
+    _need(board, "Time", "|S|")
     figure, axes = _canvas(board, "seconds per example", "different texts |S|")
     for row in board.rows:
         axes.plot(
@@ -166,6 +195,12 @@ FIGURES: dict[str, Callable[[Board], Any]] = {
     "best_first_by_budget": best_first_by_budget,
     "efficiency": efficiency,
 }
+
+
+def _need(board: Board, *columns: str) -> None:
+    """Raise if a figure's numbers are not there: not asked for, or left out themselves."""
+    if missing := [column for column in columns if column not in board.columns]:
+        raise MissingDataError(f"the report has no {' and no '.join(missing)}")
 
 
 def _canvas(board: Board, across: str, up: str) -> tuple[Any, Any]:

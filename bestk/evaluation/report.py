@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,14 @@ from rich.console import Console
 
 from bestk.errors import OptionError, unknown
 from bestk.evaluation.board import DEFAULT_TOP, Board, Scorer, views_of
+from bestk.evaluation.differences import Differences, comparison_table, differences
 from bestk.evaluation.examples import VIEWS
 from bestk.evaluation.loading import Evaluation, load_runs
 from bestk.evaluation.metrics.registry import MetricModels, build
-from bestk.evaluation.plots import save_figures
-from bestk.evaluation.reranking import rerank_table
+from bestk.evaluation.plots import check_suffix, save_figures
+from bestk.evaluation.reranking import Reranking, rerank_table, reranking
 from bestk.evaluation.statistics import NUM_SAMPLES
-from bestk.evaluation.tables import Table, comparison_table, layouts_of, score_table
+from bestk.evaluation.tables import Table, layouts_of, score_table
 from bestk.rerank import Reranker, reranker_of
 
 FORMATS = ("terminal", "markdown", "latex", "json")
@@ -27,16 +28,19 @@ FORMATS = ("terminal", "markdown", "latex", "json")
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Tables and the scoreboards that they were made of."""
+    """Tables and what they were made of."""
 
     evaluation: Evaluation
     boards: list[Board]
-    tables: list[Table]
+    differences: list[Differences]  # of each board, where there is a baseline
+    reranking: Reranking | None
+    tables: list[Table]  # those that have a column
 
     def print(self, form: str = "terminal", console: Console | None = None) -> None:
         """Print all tables."""
         console = console or _console()
         if form == "terminal":
+            self._check_tables()
             for table in self.tables:
                 whole = table.rich()
                 fits = console.measure(whole).maximum <= console.width
@@ -48,6 +52,8 @@ class Report:
 
     def text(self, form: str) -> str:
         """Return all tables as Markdown or LaTeX, or all numbers as JSON."""
+        if form in ("markdown", "latex"):
+            self._check_tables()
         if form == "markdown":
             return "\n".join(table.markdown() for table in self.tables)
         if form == "latex":
@@ -59,24 +65,46 @@ class Report:
     def save(self, folder: Path, suffix: str = "png") -> list[Path]:
         """Write tables.md, tables.tex, numbers.json and the figures into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
+        files = {"numbers.json": "json"}
+        if self.tables:
+            files |= {"tables.md": "markdown", "tables.tex": "latex"}
         saved = []
-        for name, form in (
-            ("tables.md", "markdown"),
-            ("tables.tex", "latex"),
-            ("numbers.json", "json"),
-        ):
+        for name, form in files.items():
             (folder / name).write_text(self.text(form), encoding="utf-8")
             saved.append(folder / name)
         return saved + save_figures(self.boards, folder / "figures", suffix)
 
     def to_json(self) -> dict[str, Any]:
         """Return every number with its interval and its signature."""
+        compared = {found.board.view: found.to_json() for found in self.differences}
         return {
             "signature": self.evaluation.signature,
             "num_examples": self.evaluation.num_examples,
             "left_out": self.boards[0].left_out,
-            "views": {board.view: _numbers(board) for board in self.boards},
+            "views": {
+                board.view: {**_numbers(board), "differences": compared.get(board.view)}
+                for board in self.boards
+            },
+            "rerank": None if self.reranking is None else self.reranking.to_json(),
         }
+
+    def _check_tables(self) -> None:
+        if not self.tables:
+            reasons = [f"{name}: {reason}" for name, reason in self.boards[0].left_out.items()]
+            told = "; ".join(reasons) or "--format json has the numbers, --table another layout"
+            raise OptionError(f"no table has a column of the metrics asked for: {told}")
+
+
+def check_output(form: str, folder: Path | None, suffix: str) -> None:
+    """Raise if a report could not be printed or saved so, before it is made."""
+    if form not in FORMATS:
+        raise OptionError(unknown("format", form, FORMATS))
+    check_suffix(suffix)
+    if folder is not None:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            why = "may not be written to" if there.is_dir() else "is a file"
+            raise OptionError(f"{there} {why}: give a folder to save the report in")
 
 
 def make_report(
@@ -104,6 +132,8 @@ def make_report(
         if view not in VIEWS:
             raise OptionError(unknown("view", view, VIEWS))
     evaluation = load_runs(folders, methods=methods, data_dir=data_dir)
+    if baseline is not None and baseline not in evaluation.pools:
+        raise OptionError(unknown("method", baseline, evaluation.pools))
     scorer = Scorer(evaluation, build(metrics, models), top=top, samples=samples, seed=seed)
     boards = [scorer.board(view) for view in views or views_of(evaluation)]
     tables = [
@@ -111,11 +141,19 @@ def make_report(
         for board in boards
         for layout in _layouts(layouts, evaluation.kind, is_first=board is boards[0])
     ]
-    if baseline is not None:
-        tables += [comparison_table(board, baseline) for board in boards]
+    compared = [] if baseline is None else [differences(board, baseline) for board in boards]
+    tables += map(comparison_table, compared)
+    reranked = None
     if rerank is not None:
-        tables.append(rerank_table(evaluation, reranker_of(rerank), samples=samples, seed=seed))
-    return Report(evaluation=evaluation, boards=boards, tables=tables)
+        reranked = reranking(evaluation, reranker_of(rerank), samples=samples, seed=seed)
+        tables.append(rerank_table(reranked))
+    return Report(
+        evaluation=evaluation,
+        boards=boards,
+        differences=compared,
+        reranking=reranked,
+        tables=[table for table in tables if not table.is_empty],
+    )
 
 
 def _console() -> Console:
@@ -135,18 +173,8 @@ def _numbers(board: Board) -> dict[str, Any]:
         "signatures": {key: board.signature(key) for key in board.columns},
         "methods": {
             row: {
-                key: {
-                    "value": _plain(cell.estimate.value),
-                    "low": _plain(cell.estimate.low),
-                    "high": _plain(cell.estimate.high),
-                    "mark": cell.mark,
-                }
-                for key, cell in cells.items()
+                key: {**cell.estimate.to_json(), "mark": cell.mark} for key, cell in cells.items()
             }
             for row, cells in board.cells.items()
         },
     }
-
-
-def _plain(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value

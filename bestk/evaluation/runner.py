@@ -89,6 +89,8 @@ def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Pr
     every = read_examples(task, settings.data_dir, settings.split)
     examples = choose(every, settings.num_examples, settings.seed)
     plan = make_plan(lm, task, examples, methods, settings)
+    for batch in plan:  # what cannot run costs no other's time
+        batch.method.check(batch.max_new_tokens, settings.beam_size, settings.stop)
     store = Store(folder)
     try:
         store.begin(_facts(lm, task, style, methods, examples, settings), examples)

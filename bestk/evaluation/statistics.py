@@ -5,6 +5,8 @@ Everything is seeded and vectorised. Knows numbers only; NaN means that an examp
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,10 @@ class Estimate:
     low: float | None
     high: float | None
 
+    def to_json(self) -> dict[str, float | None]:
+        """Return the numbers as plain data; NaN is none."""
+        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -38,6 +44,10 @@ class Comparison:
     high: float
     p_value: float
     num_examples: int
+
+    def to_json(self) -> dict[str, float | None]:
+        """Return the numbers as plain data; NaN is none."""
+        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
 
 
 def estimate(values: Numbers, *, samples: int = NUM_SAMPLES, seed: int = 0) -> Estimate:
@@ -147,3 +157,7 @@ def resamples(size: int, samples: int, seed: int) -> NDArray[np.int64]:
     """Draw the examples of each bootstrap sample; equal arguments draw equal samples."""
     drawn: Any = np.random.default_rng(seed).integers(0, size, size=(samples, size))
     return np.asarray(drawn, dtype=np.int64)
+
+
+def _plain(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value

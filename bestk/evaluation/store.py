@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ from bestk.evaluation.examples import Example
 
 FORMAT = "bestk.evaluation"
 FORMAT_VERSION = 1
+MEND = "take a whole copy of the folder, or run bestk eval into another"
+
+# What a report reads of the settings; the others are there to be compared.
+_READ: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("task", "kind", "model", "data", "style", "bestk"), str),
+    **dict.fromkeys(("examples", "beam_size", "seed"), int),
+    "max_new_tokens": (int, str),
+    "methods": list,
+    **dict.fromkeys(("source", "split"), (str, type(None))),
+}
 
 Key = tuple[str, str]  # example, method
 
@@ -96,15 +107,21 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise OptionError(f"{folder} has no evaluation: bestk eval TASK -o {folder} makes one")
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise SchemaError(f"{path} is not JSON: {error}") from None
+        settings = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SchemaError(f"{path} is not JSON ({error}): {MEND}") from None
     if not isinstance(settings, dict) or settings.get("format") != FORMAT:
         raise SchemaError(f"{path} is not of an evaluation: its format is not {FORMAT!r}")
     if settings.get("version") != FORMAT_VERSION:
         raise SchemaError(
             f"{path} is of version {settings.get('version')}, this bestk reads {FORMAT_VERSION}"
         )
+    for name, kind in _READ.items():
+        if not isinstance(settings.get(name), kind):
+            found = f"{name} {settings[name]!r}" if name in settings else f"no {name}"
+            raise SchemaError(f"{path} has {found}, it was changed: {MEND}")
+    if not settings["methods"] or not all(isinstance(name, str) for name in settings["methods"]):
+        raise SchemaError(f"{path} has methods that are no names, it was changed: {MEND}")
     return settings
 
 
@@ -113,17 +130,27 @@ def has_lines(path: Path) -> bool:
     return path.exists() or path.with_name(path.name + ".gz").exists()
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the whole lines of a file; a last line that was cut off is not one."""
-    records = []
+def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the whole lines of a file, each with its place; one that was cut off is none."""
     packed = path.with_name(path.name + ".gz")  # of a finished run that was put away
-    lines = gzip.decompress(packed.read_bytes()).split(b"\n")[:-1] if packed.exists() else None
-    for number, text in enumerate(whole_lines(path) if lines is None else lines, start=1):
+    found = packed if packed.exists() else path
+    try:
+        lines = _unpacked(packed) if found is packed else whole_lines(path)
+    except (OSError, EOFError, zlib.error) as error:  # a gzip file may be torn in three ways
+        raise SchemaError(f"{found} cannot be read ({error}): {MEND}") from None
+    for number, text in enumerate(lines, start=1):
+        place = f"{found}:{number}"
         try:
-            records.append(json.loads(text))
+            record = json.loads(text)
         except ValueError as error:
-            raise SchemaError(f"{path}:{number} is not JSON: {error}") from None
-    return records
+            raise SchemaError(f"{place} is not JSON ({error}): {MEND}") from None
+        if not isinstance(record, dict):
+            raise SchemaError(f"{place} is not a JSON object: {MEND}")
+        yield place, record
+
+
+def _unpacked(path: Path) -> list[bytes]:
+    return gzip.decompress(path.read_bytes()).split(b"\n")[:-1]
 
 
 def _key(text: bytes, path: Path) -> Key:

@@ -19,7 +19,6 @@ from bestk.errors import OptionError, unknown
 from bestk.evaluation.board import Board, digits
 from bestk.evaluation.loading import Evaluation
 from bestk.evaluation.metrics.base import Column
-from bestk.evaluation.statistics import holm
 
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "full": (
@@ -59,6 +58,11 @@ class Table:
     rows: list[list[tuple[str, str]]]  # text and mark; the first is the method
     breaks: set[int]  # rows that a rule is drawn above
     notes: list[str]
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is no column beside the methods."""
+        return len(self.headings) == 1
 
     def rich(self, *, intervals: bool = True) -> RichTable:
         """Draw for the terminal; without intervals the table is narrower."""
@@ -132,43 +136,6 @@ def score_table(board: Board, layout: str = "condensed", *, intervals: bool = Tr
         rows=rows,
         breaks=breaks(board.rows),
         notes=_notes(board, columns, intervals),
-    )
-
-
-def comparison_table(board: Board, baseline: str, keys: Sequence[str] | None = None) -> Table:
-    """Lay out differences to a baseline with Holm-corrected p-values; * is p < 0.05.
-
-    Without `keys` the columns are those of the table that the task's kind is summed up in.
-    """
-    told = keys or LAYOUTS["translation" if board.evaluation.kind == "translation" else "condensed"]
-    columns = [board.columns[key] for key in told if key in board.columns]
-    others = [row for row in board.rows if row != baseline]
-    cells: dict[str, list[tuple[str, str]]] = {row: [(row, "")] for row in others}
-    kept = []
-    for column in columns:
-        found = [board.compare(row, baseline, column.key) for row in others]
-        known = [comparison for comparison in found if comparison is not None]
-        if len(known) < len(found):
-            continue
-        kept.append(column)
-        corrected = holm([comparison.p_value for comparison in known])
-        for row, comparison, p_value in zip(others, known, corrected, strict=True):
-            star = "*" if p_value < 0.05 else ""
-            better = comparison.difference * column.better
-            mark = "" if not star else "best" if better > 0 else "worst" if better < 0 else ""
-            text = f"{comparison.difference:+.{digits(column)}f}{star} (p={p_value:.3f})"
-            cells[row].append((text, mark))
-    return Table(
-        title=f"{board.evaluation.task}: difference to {baseline}, {view_title(board)}",
-        headings=["", *(column.key for column in kept)],
-        latex_headings=["", *(column.heading for column in kept)],
-        groups=["", *(column.group for column in kept)],
-        rows=list(cells.values()),
-        breaks=breaks(others),
-        notes=[
-            "paired sign-flip permutation tests over examples (BLEU, chrF: paired bootstrap), "
-            "two-sided, Holm-corrected over methods; * is p < 0.05"
-        ],
     )
 
 
