@@ -22,6 +22,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 from table import replaced  # noqa: E402
 
 from bestk.evaluation.methods import split  # noqa: E402
+from bestk.evaluation.metrics.registry import metric_models  # noqa: E402
 from bestk.evaluation.plots import diversity_quality  # noqa: E402
 from bestk.evaluation.report import Report, make_report  # noqa: E402
 from results import CHOSEN  # noqa: E402
@@ -29,6 +30,9 @@ from results import CHOSEN  # noqa: E402
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "images"
 TEXTS = ("counts", "distinct", "rouge", "coverage")
+QUESTIONS = (*TEXTS[:3], "meteor", "mauve")
+ALL = (*TEXTS, "meteor", "mauve")  # WordNet, and a model's features of every text: minutes each
+MAUVE_MODEL = "smollm2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,8 @@ class Block:
         told = ["bestk", "report", *(f"results/{run}" for run in self.runs), "--data-dir", "data"]
         told += ["--texts", self.texts, "--table", self.table]
         told += [word for metric in self.metrics for word in ("--metric", metric)]
+        if "mauve" in self.metrics:
+            told += ["--mauve-model", MAUVE_MODEL]
         for name in ("methods", "baseline", "rerank"):
             if (value := getattr(self, name)) is not None:
                 told += [f"--{name}", value]
@@ -61,6 +67,7 @@ class Block:
             methods=None if self.methods is None else split(self.methods),
             data_dir=data_dir,
             metrics=self.metrics,
+            models=metric_models(mauve=MAUVE_MODEL),
             views=[self.texts],
             layouts=[self.table],
             baseline=self.baseline,
@@ -70,7 +77,7 @@ class Block:
 
 _RERANKED = "BS,DBS,BTyp0.5,BNcls0.8,Ncls0.8:num_draws=10,BKS_mean,BKS_last"
 BLOCKS: dict[str, Block] = {
-    "commongen": Block(runs=("commongen",), figure=True),
+    "commongen": Block(runs=("commongen",), metrics=ALL, figure=True),
     "commongen-ten": Block(
         runs=("ten",),
         texts="diverse",
@@ -78,13 +85,13 @@ BLOCKS: dict[str, Block] = {
         baseline="BS",
     ),
     "commongen-kappa": Block(runs=("commongen-kappa",), metrics=TEXTS[:3]),
-    "squad": Block(runs=("squad",), metrics=TEXTS[:3]),
+    "squad": Block(runs=("squad",), metrics=QUESTIONS),
     "squad-ten": Block(
         runs=("squad-ten",), texts="diverse", metrics=TEXTS[:3], baseline="BS", figure=True
     ),
-    "quoref": Block(runs=("quoref",), metrics=TEXTS[:3], figure=True),
-    "drop": Block(runs=("drop",), metrics=TEXTS[:3]),
-    "scitldr": Block(runs=("scitldr-ten",), metrics=TEXTS[:3]),
+    "quoref": Block(runs=("quoref",), metrics=QUESTIONS, figure=True),
+    "drop": Block(runs=("drop",), metrics=QUESTIONS),
+    "scitldr": Block(runs=("scitldr-ten",), metrics=QUESTIONS),
     "scitldr-ten": Block(runs=("scitldr-ten",), texts="diverse", metrics=TEXTS[:3], baseline="BS"),
     "scitldr-kappa": Block(runs=("scitldr-validation",), metrics=TEXTS[:3]),
     "multi30k-en-de": Block(
