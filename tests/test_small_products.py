@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from bestk.backends.transformers.small_products import MOST_ROWS, SmallProducts
+from bestk.backends.transformers import small_products
+from bestk.backends.transformers.small_products import MOST_ROWS, SmallProducts, is_by_amd
+
+
+@pytest.fixture(autouse=True)
+def amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_products, "is_by_amd", lambda: True)
 
 
 def model() -> nn.Sequential:
@@ -37,3 +45,15 @@ def test_an_error_leaves_the_model_whole() -> None:
     with pytest.raises(RuntimeError), SmallProducts(plain).applied(1):
         plain(torch.randn(1, 7))
     assert "forward" not in plain[0].__dict__
+
+
+@pytest.mark.parametrize(("maker", "gains"), [("AuthenticAMD", True), ("GenuineIntel", False)])
+def test_the_maker_of_the_cpu_decides(
+    maker: str, gains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {maker}\n")
+    monkeypatch.setattr(small_products, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(small_products, "is_by_amd", is_by_amd.__wrapped__)
+    assert bool(SmallProducts(model()).layers) is gains
+    (tmp_path / "cpuinfo").unlink()
+    assert SmallProducts(model()).layers == [], "where nobody tells, nothing is changed"
