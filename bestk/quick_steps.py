@@ -1,7 +1,7 @@
-"""Chooses what does the search's own part of a step: plain tensors, or kernels where asked for.
+"""Chooses what does the search's own part of a step: kernels on a GPU, else plain tensors.
 
-BESTK_SEARCH=kernels takes the kernels on an NVIDIA GPU, and in Triton's interpreter for tests. They
-agree with the plain tensors in the interpreter, and are not the default before a GPU has shown it.
+BESTK_SEARCH=plain never takes the kernels. BESTK_SEARCH=kernels takes them in Triton's interpreter
+too, for tests, and says where they cannot be taken.
 """
 
 from __future__ import annotations
@@ -38,16 +38,26 @@ def step_kernels(searches: Searches, rounding: float) -> StepKernels | None:
 
 
 def _is_wanted(device: torch.device) -> bool:
-    if os.environ.get("BESTK_SEARCH") != "kernels":
-        return False
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type == "cuda":
+        return os.environ.get("BESTK_SEARCH") != "plain"
+    return _are_asked_for() and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _are_asked_for() -> bool:
+    return os.environ.get("BESTK_SEARCH") == "kernels"
 
 
 def _fits(kernels: StepKernels) -> bool:
     if not kernels.fits():
-        logging.getLogger("bestk").warning("no search kernels hold the shape %s", kernels.shape)
+        _tell("no search kernels hold the shape %s", kernels.shape)
         return False
     return True
+
+
+def _tell(message: str, *details: object) -> None:
+    """Say why there are no kernels: aloud to whoever asked for them."""
+    level = logging.WARNING if _are_asked_for() else logging.DEBUG
+    logging.getLogger("bestk").log(level, message, *details)
 
 
 def _do_run(kernels: StepKernels, searches: Searches) -> bool:
@@ -59,7 +69,7 @@ def _do_run(kernels: StepKernels, searches: Searches) -> bool:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler has many ways to fail
-        logging.getLogger("bestk").warning("the search's kernels do not run here: %s", error)
+        _tell("the search's kernels do not run here: %s", error)
         return False
     finally:
         searches.clock.zero_()

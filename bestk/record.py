@@ -16,7 +16,16 @@ from torch import Tensor
 from bestk.errors import SchemaError
 from bestk.tree import State, Tree
 
-_WHOLES = ("token", "parent", "depth", "step", "expanded_at")
+_NODES = (
+    "token",
+    "parent",
+    "depth",
+    "step",
+    "expanded_at",
+    "log_prob",
+    "last_log_prob",
+    "priority",
+)
 _CHILDREN = ("child_token", "child_log_prob", "child_score", "child_state")
 _REALS = ("log_prob", "last_log_prob", "priority", "child_log_prob", "child_score")
 
@@ -47,31 +56,31 @@ class TreeRecord:
     def of(cls, tree: Tree, rows: Sequence[int]) -> list[TreeRecord]:
         """Copy some searches out of a batch, without their unused slots."""
         index = torch.tensor(rows, dtype=torch.int64, device=tree.count.device)
-        counts = tree.count[index].tolist()
-        size = max(counts, default=0)
-        names = [*_WHOLES, "log_prob", "last_log_prob", "priority"]
-        names += _CHILDREN
-        # One copy from the device per column, whatever the number of searches.
-        columns = {
-            name: getattr(tree, name)[:, :size].index_select(0, index).cpu() for name in names
-        }
-        return [
-            cls._cut({name: column[i, :count] for name, column in columns.items()})
-            for i, count in enumerate(counts)
-        ]
+        counts = tree.count[index].cpu()
+        size = int(counts.max()) if len(rows) else 0
 
-    @classmethod
-    def _cut(cls, columns: dict[str, Tensor]) -> TreeRecord:
-        parent, index = (columns["child_state"] != State.NONE).nonzero(as_tuple=True)
-        for name in _CHILDREN:
-            columns[name] = columns[name][parent, index]
-        columns |= {"child_parent": parent, "child_index": index}
-        return cls(
-            **{
-                name: column.clone() if name in _REALS else column.to(torch.int32)
-                for name, column in columns.items()
-            }
-        )
+        def copied(name: str) -> Tensor:
+            column: Tensor = getattr(tree, name)[:, :size].index_select(0, index)
+            return (column if name in _REALS else column.to(torch.int32)).cpu()
+
+        # Everything is copied, and cut to what is used, for all searches at once.
+        state = copied("child_state")
+        is_used = torch.arange(size) < counts[:, None]
+        row, slot, child = ((state != State.NONE) & is_used[..., None]).nonzero(as_tuple=True)
+        flat = {name: copied(name)[row, slot, child] for name in _CHILDREN if name != "child_state"}
+        flat |= {"child_state": state[row, slot, child]}
+        flat |= {"child_parent": slot.to(torch.int32), "child_index": child.to(torch.int32)}
+        sizes = torch.bincount(row, minlength=len(rows)).tolist()
+        parts = {name: column.split_with_sizes(sizes) for name, column in flat.items()}
+        nodes = {name: copied(name) for name in _NODES}
+        # A record has its own memory: one that is kept does not hold on to the others.
+        return [
+            cls(
+                **{name: column[i, :count].clone() for name, column in nodes.items()},
+                **{name: part[i].clone() for name, part in parts.items()},
+            )
+            for i, count in enumerate(counts.tolist())
+        ]
 
     def __len__(self) -> int:
         return len(self.token)

@@ -162,8 +162,9 @@ def gated_product() -> None:
 
 
 def children() -> None:
-    for vocab, number in ((9000, 7), (50, 32), (4096, 1)):
-        logits = torch.randn(2, 3, vocab) * 4
+    for vocab, number in ((9000, 7), (50, 32), (4096, 1), (700, 20)):
+        # Rows that lie apart, as those of a vocabulary that fills no whole lines of memory.
+        logits = (torch.randn(2, 3, vocab + 3) * 4)[..., :vocab]
         logits[0, 0, 3:40] = -torch.inf
         logits[0, 1, 5:9] = 30.0  # equal ones: the lowest ids first
         logits[1, 0] = -torch.inf  # no children

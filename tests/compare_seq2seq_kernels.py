@@ -19,7 +19,7 @@ from bestk.backends.transformers.cache import Layout
 from bestk.backends.transformers.fused_decoder import aligned_product, fused_decoder
 from bestk.backends.transformers.row_kernels import Norm
 from bestk.backends.transformers.seq2seq import Seq2SeqBackend, Seq2SeqTreeSession
-from bestk.backends.transformers.seq2seq_probe import agrees
+from bestk.backends.transformers.seq2seq_probe import Probe, agrees
 from bestk.backends.transformers.sources import Seq2SeqCheckpoint
 
 
@@ -193,7 +193,7 @@ def decoders() -> None:
             setattr(fused, "_are_few", lambda rows, has=has_products: has)  # noqa: B010
             make = functools.partial(Seq2SeqTreeSession, fused=fused)
             source = sources_for(family)[0]
-            assert agrees(checkpoint, source, Seq2SeqTreeSession, make), family
+            assert agrees(Probe(checkpoint, source), Seq2SeqTreeSession, make), family
         parts = checkpoint.model.named_modules()
         changed = [name for name, part in parts if "forward" in vars(part)]
         assert not changed, "a model must be left as it was"
@@ -204,7 +204,8 @@ def unknown() -> None:
     for family in ("led", "longt5", "bigbird"):
         checkpoint, fused = _fused(family)
         make = functools.partial(Seq2SeqTreeSession, fused=fused)
-        assert not agrees(checkpoint, sources_for(family)[0], Seq2SeqTreeSession, make), family
+        probe = Probe(checkpoint, sources_for(family)[0])
+        assert not agrees(probe, Seq2SeqTreeSession, make), family
     assert fused_decoder(tiny("t5gemma")) is None
     assert fused_decoder(tiny("nllb-moe")) is None
     assert fused_decoder(tiny("t5").half()) is None
@@ -225,10 +226,11 @@ def halves() -> None:
     assert uneven.head is model.lm_head
     checkpoint = Seq2SeqCheckpoint(model)
     make = functools.partial(Seq2SeqTreeSession, fused=uneven)
-    assert agrees(checkpoint, SOURCES[0], Seq2SeqTreeSession, make)
+    assert agrees(Probe(checkpoint, SOURCES[0]), Seq2SeqTreeSession, make)
     checkpoint, fused = _fused("whisper", torch.float16)
     make = functools.partial(Seq2SeqTreeSession, fused=fused)
-    assert agrees(checkpoint, sources_for("whisper")[0], Seq2SeqTreeSession, make)
+    probe = Probe(checkpoint, sources_for("whisper")[0])
+    assert agrees(probe, Seq2SeqTreeSession, make)
 
 
 def searches() -> None:

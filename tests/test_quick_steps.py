@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from typing import Any
 
 import pytest
@@ -30,6 +31,31 @@ def searches(*rules: Rule, **options: Any) -> Searches:
 
 def test_a_cpu_takes_tensor_operations() -> None:
     assert searches().kernels is None
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "is_interpreted", "wanted"),
+    [
+        ("cuda", None, False, True),
+        ("cuda", "kernels", False, True),
+        ("cuda", "plain", False, False),
+        ("cpu", None, True, False),
+        ("cpu", "kernels", False, False),
+        ("cpu", "kernels", True, True),
+    ],
+)
+def test_a_gpu_takes_kernels_unless_told(
+    device: str,
+    asked: str | None,
+    is_interpreted: bool,
+    wanted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("BESTK_SEARCH", asked), ("TRITON_INTERPRET", "1" * is_interpreted)):
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, value)
+    assert quick_steps._is_wanted(torch.device(device)) == wanted
 
 
 @needs_triton
@@ -72,6 +98,11 @@ class TestWithTriton:
         found = [searches(), searches()]
         assert [one.kernels for one in found] == [None, None]
         assert len(tried) == 1, "a second look at the same shape tells nothing new"
-        assert "no compiler" in caplog.text
+        assert "no compiler" in caplog.text, "they were asked for"
         assert found[0].clock.tolist() == [0, 0]
         assert found[0].is_active.tolist() == [True, True]
+        caplog.clear()
+        monkeypatch.setattr(quick_steps, "_is_wanted", lambda device: True)
+        monkeypatch.delenv("BESTK_SEARCH")
+        assert searches(k=7).kernels is None
+        assert not [one for one in caplog.records if one.levelno >= logging.WARNING]

@@ -14,7 +14,7 @@ from bestk.backends.base import Children, Group, Room
 from bestk.backends.transformers.model import pad_right
 from bestk.backends.transformers.probe import probe_group
 from bestk.backends.transformers.seq2seq import Seq2SeqBackend, Seq2SeqTreeSession
-from bestk.backends.transformers.seq2seq_probe import reads_tensors
+from bestk.backends.transformers.seq2seq_probe import Probe, reads_tensors
 
 TEXTS = ["t5", "flan-t5", "umt5", "bart", "mbart", "mbart50", "marian", "pegasus", "m2m100"]
 ROOM = Room(width=2, capacity=6, depth=4, num_children=5, prompt_size=16)
@@ -73,7 +73,7 @@ def test_encoders_that_masks_cannot_describe_are_read_as_before(family: str) -> 
     backend = Seq2SeqBackend(tiny(family))
     source = sources_for(family)[0]
     backend.obstacle(source, 8)
-    assert not reads_tensors(backend.checkpoint, source, Seq2SeqTreeSession)
+    assert not reads_tensors(Probe(backend.checkpoint, source), Seq2SeqTreeSession)
 
 
 def test_what_is_not_a_text_is_read_as_before() -> None:

@@ -17,9 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bestk.backends.base import Children, Group, Room, Session, Shaper, shaped_children
+from bestk.backends.base import Children, Group, Room, Session, Shaper
 from bestk.backends.transformers import attention
 from bestk.backends.transformers.cache import Layout, moved_cache, tree_cache
+from bestk.backends.transformers.children import picked_children
 from bestk.backends.transformers.model import Checkpoint, pad_right
 from bestk.backends.transformers.prefix import PrefixSession
 from bestk.backends.transformers.probe import sharing_obstacle, window
@@ -182,12 +183,9 @@ class TreeSession:
         return logits
 
     def _children(self, group: Group, logits: Float[Tensor, "batch group vocab"]) -> Children:
-        if self.with_kernel and self.shaper is None:
-            from bestk.backends.transformers import children_kernels
-
-            if children_kernels.can_pick(self.num_children):
-                return children_kernels.top_children(logits, self.num_children)
-        return shaped_children(group, logits, self.num_children, self.shaper)
+        return picked_children(
+            group, logits, self.num_children, self.shaper, with_kernel=self.with_kernel
+        )
 
     def close(self) -> None:
         """Let go of the cache."""

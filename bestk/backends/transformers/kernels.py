@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bestk.backends.transformers.handover import handover, take_over
+
 
 def rotate(
     query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any
@@ -116,14 +118,16 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     size = hidden.shape[-1]
     block = triton.next_power_of_2(size)
     _rms_norm[(hidden.numel() // size,)](
-        hidden, weight, output, size, epsilon, block=block, num_warps=8 if block >= 2048 else 4
-    )
+        hidden, weight, output, size, epsilon,
+        block=block, num_warps=8 if block >= 2048 else 4, **handover(hidden),
+    )  # fmt: skip
     return output
 
 
 @triton.jit
-def _rms_norm(hidden, weight, output, size, epsilon, block: tl.constexpr):
+def _rms_norm(hidden, weight, output, size, epsilon, is_early: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    take_over(is_early)
     index = tl.arange(0, block)
     inside = index < size
     x = tl.load(hidden + row * size + index, mask=inside, other=0.0).to(tl.float32)
@@ -142,7 +146,7 @@ def add_norm(
     block = triton.next_power_of_2(size)
     _add_norm[(hidden.numel() // size,)](
         hidden, product, weight, total, normed, size, product.stride(0), product.stride(1), epsilon,
-        parts=parts, block=block, num_warps=8 if block >= 2048 else 4,
+        parts=parts, block=block, num_warps=8 if block >= 2048 else 4, **handover(hidden),
     )  # fmt: skip
     return total, normed
 
@@ -150,9 +154,10 @@ def add_norm(
 @triton.jit
 def _add_norm(
     hidden, product, weight, total, normed, size, product_part, product_row, epsilon,
-    parts: tl.constexpr, block: tl.constexpr,
+    is_early: tl.constexpr, parts: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    take_over(is_early)
     index = tl.arange(0, block)
     inside = index < size
     old = tl.load(hidden + row * size + index, mask=inside, other=0.0)
@@ -204,6 +209,7 @@ def place(
         with_norms=norms is not None,
         block=triton.next_power_of_2(head // 2),
         num_warps=1,
+        **handover(product),
     )  # fmt: skip
     return query.transpose(1, 2)
 
@@ -214,9 +220,10 @@ def _place(
     product_part, product_row, cos_row, cos_place, sin_row, sin_place,
     keys_row, keys_head, keys_place, values_row, values_head, values_place, at_row, at_place,
     width, heads, kv_heads, half, epsilon,
-    parts: tl.constexpr, with_norms: tl.constexpr, block: tl.constexpr,
+    is_early: tl.constexpr, parts: tl.constexpr, with_norms: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     node, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    take_over(is_early)
     row, place = node // width, node % width
     index = tl.arange(0, block)
     inside = index < half
@@ -272,16 +279,18 @@ def gated(product: Tensor, dtype: torch.dtype) -> Tensor:
     output = product.new_empty(rows, both // 2, dtype=dtype)
     _gated[(rows, triton.cdiv(both // 2, 1024))](
         product, output, both // 2, product.stride(0), product.stride(1),
-        parts=parts, block=1024, num_warps=4,
+        parts=parts, block=1024, num_warps=4, **handover(product),
     )  # fmt: skip
     return output
 
 
 @triton.jit
 def _gated(
-    product, output, size, product_part, product_row, parts: tl.constexpr, block: tl.constexpr
-):
+    product, output, size, product_part, product_row,
+    is_early: tl.constexpr, parts: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    take_over(is_early)
     index = tl.program_id(1) * block + tl.arange(0, block)
     inside = index < size
     kind = output.dtype.element_ty

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bestk.backends.transformers.handover import fetch, handover, take_over
+
 # With more rows the libraries' products are the faster ones.
 MOST_ROWS = 32
 # Programs that a GPU runs side by side, roughly; with fewer, sums are shared out.
@@ -41,7 +43,7 @@ def product(
         rows, *padded, *given, result, rows.stride(0), len(rows), outputs, inner, inner,
         *[bias is not None for bias in [*biases, None, None][:3]],
         activation=0, is_gated=False, is_part=False,
-        **_blocks(len(rows), block, inner),
+        **_blocks(len(rows), block, inner), **handover(rows),
     )  # fmt: skip
     return list(result.unbind())
 
@@ -63,7 +65,7 @@ def activated(
         rows.stride(0), len(rows), outputs, inner, inner,
         bias is not None, False, False,
         activation=_ACTIVATIONS[activation], is_gated=gate is not None, is_part=False,
-        **_blocks(len(rows), block, inner),
+        **_blocks(len(rows), block, inner), **handover(rows),
     )  # fmt: skip
     return result
 
@@ -81,7 +83,7 @@ def partial_product(rows: Tensor, weight: Tensor) -> Tensor:
         rows, weight, weight, weight, rows, rows, rows, result,
         rows.stride(0), len(rows), outputs, inner, span,
         False, False, False,
-        activation=0, is_gated=False, is_part=True, **options,
+        activation=0, is_gated=False, is_part=True, **options, **handover(rows),
     )  # fmt: skip
     return result
 
@@ -101,6 +103,7 @@ def _product(
     rows, weight_0, weight_1, weight_2, bias_0, bias_1, bias_2, output,
     row_stride, num_rows, outputs, inner, span,
     has_bias_0: tl.constexpr, has_bias_1: tl.constexpr, has_bias_2: tl.constexpr,
+    is_early: tl.constexpr,
     activation: tl.constexpr, is_gated: tl.constexpr, is_part: tl.constexpr,
     block_rows: tl.constexpr, block_outputs: tl.constexpr, block_inner: tl.constexpr,
 ):  # fmt: skip
@@ -120,6 +123,14 @@ def _product(
     sums = tl.zeros([block_rows, block_outputs], tl.float32)
     gates = tl.zeros([block_rows, block_outputs], tl.float32)
     first = part * span
+    if is_early:
+        lines: tl.constexpr = block_inner // 64 if block_inner > 64 else 1
+        line = tl.minimum(first + tl.arange(0, lines) * 64, inner - 1)
+        column = tl.minimum(columns, outputs - 1).to(tl.int64)[:, None] * inner
+        fetch(weight + column + line[None, :])
+        if is_gated:
+            fetch(weight_1 + column + line[None, :])
+    take_over(is_early)
     for start in range(first, tl.minimum(first + span, inner), block_inner):
         index = start + tl.arange(0, block_inner)
         inside = index < inner
@@ -200,6 +211,7 @@ def add_norm(
         is_rms=norm is not None and norm.is_rms,
         block=block,
         num_warps=8 if block >= 2048 else 4,
+        **handover(update),
     )  # fmt: skip
     return total, normed
 
@@ -207,11 +219,12 @@ def add_norm(
 @triton.jit
 def _add_norm(
     update, bias, residual, weight, norm_bias, total, normed,
-    num_rows, size, epsilon,
+    num_rows, size, epsilon, is_early: tl.constexpr,
     parts: tl.constexpr, has_bias: tl.constexpr, has_residual: tl.constexpr, has_norm: tl.constexpr,
     has_norm_bias: tl.constexpr, is_rms: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    take_over(is_early)
     index = tl.arange(0, block)
     inside = index < size
     kind = total.dtype.element_ty

@@ -20,14 +20,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 
-from bestk.backends.base import Children, Group, Room, Session, Shaper, shaped_children
+from bestk.backends.base import Children, Group, Room, Session, Shaper
 from bestk.backends.transformers.adapters import Positions, RelativeBias, positions_for
 from bestk.backends.transformers.attention import has_kernels
 from bestk.backends.transformers.cache import Layout, tree_cache
+from bestk.backends.transformers.children import picked_children
 from bestk.backends.transformers.forbidden import Forbidden
 from bestk.backends.transformers.probe import window
 from bestk.backends.transformers.seq2seq_prefix import Seq2SeqPrefixSession
-from bestk.backends.transformers.seq2seq_probe import agrees, find_obstacle, reads_tensors
+from bestk.backends.transformers.seq2seq_probe import Probe, agrees, find_obstacle, reads_tensors
 from bestk.backends.transformers.source_cache import SourcePlaces, source_cache
 from bestk.backends.transformers.sources import Encoded, OfSources, Seq2SeqCheckpoint, Source
 from bestk.backends.transformers.switches import is_off
@@ -62,8 +63,7 @@ class Seq2SeqBackend:
         self.max_source_length = self.checkpoint.max_source_length
         self.reads_text = self.checkpoint.reads_text
         self._obstacle: str | None = None
-        self._is_probed = False
-        self._example: Source = [0]
+        self._probe: Probe | None = None
         self._noticed: set[str] = set()
 
     @property
@@ -100,17 +100,13 @@ class Seq2SeqBackend:
 
         The first call tries the model out; `source` gives the shape of its features.
         """
-        if not self._is_probed:
-            self._example = source
-            self._obstacle = find_obstacle(
-                self.checkpoint, source, Seq2SeqTreeSession, Seq2SeqPrefixSession
-            )
+        if self._probe is None:
+            probe = Probe(self.checkpoint, source)
+            self._obstacle = find_obstacle(probe, Seq2SeqTreeSession, Seq2SeqPrefixSession)
             is_shared = self._obstacle is None and has_one_gpu(self.checkpoint)
             if is_shared and not is_off("read"):
-                self.checkpoint.can_read_tensors = reads_tensors(
-                    self.checkpoint, source, Seq2SeqTreeSession
-                )
-            self._is_probed = True
+                self.checkpoint.can_read_tensors = reads_tensors(probe, Seq2SeqTreeSession)
+            self._probe = probe
         reach = window(self.checkpoint)
         if self._obstacle is None and reach is not None and length > reach:
             return f"since its attention window of {reach} is shorter than {length} tokens"
@@ -127,10 +123,10 @@ class Seq2SeqBackend:
     @functools.cached_property
     def _with_kernel(self) -> bool:
         """Say whether the decoder's layers as kernels give this model's own numbers."""
-        if self._fused is None:
+        if self._fused is None or self._probe is None:
             return False
         fused = functools.partial(Seq2SeqTreeSession, fused=self._fused)
-        return agrees(self.checkpoint, self._example, Seq2SeqTreeSession, fused)
+        return agrees(self._probe, Seq2SeqTreeSession, fused)
 
 
 def has_one_gpu(checkpoint: Seq2SeqCheckpoint) -> bool:
@@ -237,13 +233,18 @@ class Seq2SeqTreeSession(OfSources):
     def _first_children(self, group: Group, last: Tensor, rows: Tensor) -> Children:
         logits = last.new_zeros(len(self.tokens), 1, last.shape[-1])
         logits.index_copy_(0, rows, self.forbidden.at_start(last[:, None]))
-        return shaped_children(group, logits, self.num_children, self.shaper)
+        return self._children(group, logits)
 
     @torch.inference_mode()
     def expand(self, group: Group) -> Children:
         """Run the group's tokens through the decoder, each seeing its source and its ancestors."""
-        logits = self.forbidden.later(self.logits(group))
-        return shaped_children(group, logits, self.num_children, self.shaper)
+        return self._children(group, self.forbidden.later(self.logits(group)))
+
+    def _children(self, group: Group, logits: Float[Tensor, "batch group vocab"]) -> Children:
+        with_kernel = self.layout.with_kernel
+        return picked_children(
+            group, logits, self.num_children, self.shaper, with_kernel=with_kernel
+        )
 
     def logits(self, group: Group) -> Float[Tensor, "batch group vocab"]:
         """Return the logits after every node of the group, and keep its keys and values."""

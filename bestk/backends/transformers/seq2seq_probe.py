@@ -35,14 +35,12 @@ MakeSession = Callable[..., Any]
 
 
 @torch.inference_mode()
-def find_obstacle(
-    checkpoint: Seq2SeqCheckpoint, source: Source, tree: MakeSession, prefix: MakeSession
-) -> str | None:
+def find_obstacle(probe: Probe, tree: MakeSession, prefix: MakeSession) -> str | None:
     """Say why the model cannot share its decoder's cache by slots, None if it can.
 
     Sets what may be padded. Raises if recomputed prefixes are wrong too.
     """
-    probe = _Probe(checkpoint, _sources(checkpoint, source))
+    checkpoint = probe.checkpoint
     if checkpoint.reads_text and checkpoint.can_pad:
         checkpoint.can_pad = probe.pads_rightly()
     for checkpoint.can_mask_one in (True, False):
@@ -59,35 +57,32 @@ def find_obstacle(
 
 
 @torch.inference_mode()
-def reads_tensors(checkpoint: Seq2SeqCheckpoint, source: Source, tree: MakeSession) -> bool:
+def reads_tensors(probe: Probe, tree: MakeSession) -> bool:
     """Say whether texts can be read from padded tensors, without a question to the device."""
+    checkpoint = probe.checkpoint
     is_plain = checkpoint.reads_text and checkpoint.can_pad and None not in checkpoint.prompt
     encoder = checkpoint.model.get_encoder()
     is_whole = not getattr(encoder.config, "sliding_window", None)
-    if not is_plain or not is_whole or isinstance(source, Encoded):
+    if not is_plain or not is_whole or probe.is_encoded:
         return False
-    probe = _Probe(checkpoint, _sources(checkpoint, source))
     error, failure = probe.error_of(tree, _read)
     logger.debug("%s: read from tensors: %s", checkpoint.name, failure or f"off by {error:.2g}")
     return failure is None and error <= probe.tolerance
 
 
 @torch.inference_mode()
-def agrees(
-    checkpoint: Seq2SeqCheckpoint, source: Source, plain: MakeSession, fused: MakeSession
-) -> bool:
+def agrees(probe: Probe, plain: MakeSession, fused: MakeSession) -> bool:
     """Say whether a decoder of fused kernels gives the model's own numbers.
 
     Compared with the model's own layers over the same cache, since half precision needs a measure
     that is stricter than what plain forward passes allow: the spread of the logits themselves.
     """
-    probe = _Probe(checkpoint, _sources(checkpoint, source))
     worst, found, failure = probe.answers(fused)
     _, usual, _ = probe.answers(plain)
     error = probe.error(found) if failure is None else worst
     apart = max((_apart(*pair) for pair in zip(usual, found, strict=False)), default=worst)
     logger.debug(
-        "%s: fused layers: %s", checkpoint.name, failure or f"off by {error:.2g}, {apart:.2g}"
+        "%s: fused layers: %s", probe.checkpoint.name, failure or f"off by {error:.2g}, {apart:.2g}"
     )
     is_close = apart <= (1e-3 if probe.tolerance < 0.1 else 0.1)
     return failure is None and error <= probe.tolerance and is_close
@@ -133,16 +128,22 @@ def _unasked(device: torch.device) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-class _Probe:
-    """Two sources, a small tree over each, and the plain answers for all its nodes."""
+class Probe:
+    """Two sources, a small tree over each, and the plain answers for all its nodes.
 
-    def __init__(self, checkpoint: Seq2SeqCheckpoint, sources: list[Any]) -> None:
+    `example` gives the shape of a model's features.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, checkpoint: Seq2SeqCheckpoint, example: Source) -> None:
         self.checkpoint = checkpoint
-        self.sources = sources
+        self.is_encoded = isinstance(example, Encoded)
+        self.sources = _sources(checkpoint, example)
         # Half precision rounds logits to about 2^-8 of their size; a wrong position is off by more.
         self.tolerance = tolerance(checkpoint)
         self.tokens = [0, *_some(_NUM_SLOTS - 1, 5, checkpoint.vocab_size)]
-        self.alone = [checkpoint.encode([source]) for source in sources]
+        self.alone = [checkpoint.encode([source]) for source in self.sources]
+        self._known: dict[tuple[int, ...], Tensor] = {}
 
     def pads_rightly(self) -> bool:
         """Compare the encoder's outputs for a padded batch with those for each source alone."""
@@ -189,6 +190,12 @@ class _Probe:
         return worst
 
     def _plain(self, row: int, path: list[int]) -> Tensor:
+        """Return the plain answer for a node; most of a large model's trying out is these."""
+        if (row, *path) not in self._known:
+            self._known[row, *path] = self._run_whole(row, path)
+        return self._known[row, *path]
+
+    def _run_whole(self, row: int, path: list[int]) -> Tensor:
         """Run the whole model over one source, encoder and all."""
         checkpoint, source = self.checkpoint, self.sources[row]
         sequence = [*self.alone[row].prompts[0], *(self.tokens[slot] for slot in path)]

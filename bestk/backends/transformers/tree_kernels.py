@@ -19,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from bestk.backends.transformers.handover import handover, take_over
+
 _LOG2_E = 1.4426950408889634  # the kernels work in powers of two
 _BLOCK_KEYS = {torch.float32: 32}  # 64 in half precision
 # Programs that keep a large card busy; more parts of a prompt than that only have to be merged.
@@ -105,6 +107,7 @@ def split_attention(
         precision=_precision(query),
         num_warps=4,
         num_stages=2,
+        **handover(query),
     )  # fmt: skip
     return _paths(
         query, keys, values, path, prompt_length, prompt_size, scaling, sums, mixed, parts=parts
@@ -143,6 +146,7 @@ def _paths(
         precision=_precision(query),
         num_warps=4,
         num_stages=2,
+        **handover(query),
     )  # fmt: skip
     return output
 
@@ -158,10 +162,11 @@ def _prompt_part(
     keys_row, keys_head, keys_place,
     values_row, values_head, values_place,
     kv_heads, all_rows, num_rows, part_size, shared_heads, scaling, head, value_head,
-    block_rows: tl.constexpr, block_keys: tl.constexpr, block_head: tl.constexpr,
-    precision: tl.constexpr,
+    is_early: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
+    block_head: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     search, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    take_over(is_early)
     row, kv_head = search // kv_heads, search % kv_heads
     lanes = tl.program_id(2) * block_rows + tl.arange(0, block_rows)  # a node's heads side by side
     is_lane = lanes < num_rows
@@ -207,11 +212,12 @@ def _path_attention(
     output_row, output_place, output_head,
     path_row, path_place,
     width, prompt_size, depth, kv_heads, all_rows, shared_heads, scaling, head, value_head,
-    parts: tl.constexpr, unrolled: tl.constexpr, block_heads: tl.constexpr,
+    is_early: tl.constexpr, parts: tl.constexpr, unrolled: tl.constexpr, block_heads: tl.constexpr,
     block_keys: tl.constexpr, block_path: tl.constexpr, block_head: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
     node, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    take_over(is_early)
     row, place = (node // width).to(tl.int64), (node % width).to(tl.int64)
     of_head = tl.arange(0, block_head)
     lanes = tl.arange(0, block_heads)

@@ -1,0 +1,55 @@
+"""Lets a kernel be set up while the one before it still runs: programmatic dependent launch.
+
+The kernels of a step are short, and one after the other the time between them adds up. Launched
+`early`, a kernel may start as soon as every program of the one before has begun; `take_over` then
+waits until that one is done and its results can be read. Whatever a kernel reads or writes before
+that must be touched by no kernel of a step: `fetch` weights, nothing else. NVIDIA GPUs from Hopper
+on; elsewhere, or with BESTK_HANDOVER=plain, kernels follow one another as usual.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # an older Triton, which never launches early
+    gdc_launch_dependents = gdc_wait = None
+
+
+def handover(tensor: Tensor) -> dict[str, bool]:
+    """Return the options of a launch on a tensor's device, for a kernel that will `take_over`."""
+    # Neither a compiler nor the interpreter knows of such launches.
+    is_plain = torch.compiler.is_compiling() or not tensor.is_cuda
+    is_early = not is_plain and _can_hand_over(tensor.device)
+    return {"is_early": True, "launch_pdl": True} if is_early else {"is_early": False}
+
+
+@functools.cache
+def _can_hand_over(device: torch.device) -> bool:
+    if gdc_wait is None or torch.version.hip or os.environ.get("BESTK_HANDOVER") == "plain":
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def take_over(is_early: tl.constexpr):
+    """Wait until the kernel before is done; the next one may be set up meanwhile."""
+    if is_early:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def fetch(at):
+    """Have lines of weights brought to the cache, before they can be used."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
