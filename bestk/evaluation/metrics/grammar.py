@@ -7,6 +7,7 @@ by default the one that the paper's source for this metric used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,23 @@ class Grammar(TextMetric):
     """Mean probability of being acceptable."""
 
     family = "grammar"
+    is_slow = True
     scores = ("grammar",)
     columns = (Column(key="GRM", title="P(acceptable) by a CoLA model, mean", group="Quality"),)
     is_needed: Callable[[Example], bool] = staticmethod(lambda example: True)
 
     def __init__(self, model: str = DEFAULT_MODEL) -> None:
         self.name = model
-        self._tokenizer, self._model = _load(model)
         self._known: dict[str, float] = {}
 
     @property
     def signature(self) -> str:
         return f"grammar|model:{self.name}|score:p-acceptable"
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        # When it is first needed: where all scores are kept, it never is.
+        return _load(self.name)
 
     def score(self, texts: Sequence[str], example: Example) -> Numbers:
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
@@ -55,12 +61,13 @@ class Grammar(TextMetric):
     def _classify(self, texts: list[str]) -> list[float]:
         import torch
 
-        limit = min(getattr(self._tokenizer, "model_max_length", 512), 512)
-        encoded = self._tokenizer(
+        tokenizer, model = self._loaded
+        limit = min(getattr(tokenizer, "model_max_length", 512), 512)
+        encoded = tokenizer(
             texts, padding=True, truncation=True, max_length=limit, return_tensors="pt"
         )
         with torch.no_grad():
-            logits = self._model(**encoded.to(self._model.device)).logits
+            logits = model(**encoded.to(model.device)).logits
         probabilities: list[float] = logits.float().softmax(dim=-1)[:, _ACCEPTABLE].tolist()
         return probabilities
 
