@@ -58,7 +58,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         loaded.append(model)
         return model
 
-    monkeypatch.setattr(grammar, "_load", cola)
+    monkeypatch.setattr(grammar, "load_cola", cola)
     monkeypatch.setattr(mauve, "_loaded", features)
     monkeypatch.setattr(mauve, "_last_states", states)
     monkeypatch.setitem(registry.FAMILIES, "grammar", lambda models: Scores(models.grammar))
@@ -158,7 +158,7 @@ def test_a_model_that_is_missing_is_left_out_where_it_is_needed(
         asked.append(name)
         raise MissingDataError(f"{name} is not there")
 
-    monkeypatch.setattr(grammar, "_load", missing)
+    monkeypatch.setattr(grammar, "load_cola", missing)
     found = report(run, views=["all", "top", "unique"])
     assert "GRM" in found.boards[0].columns
     for board in found.boards[1:]:
