@@ -50,11 +50,11 @@ def append(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace(path: Path, text: str) -> None:
+def replace(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole, with the old content or the new."""
     scratch = path.with_name(path.name + ".new")
     with scratch.open("wb") as file:
-        file.write(text.encode("utf-8"))
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, path)

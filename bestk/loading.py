@@ -142,6 +142,21 @@ def source_of(name: str) -> str:
     return source
 
 
+def base_of(adapter: Path) -> str:
+    """Return the folder or hub name of the model that an adapter is added to."""
+    card, base = adapter / task_models.CARD, task_models.Card.read(adapter).base
+    # Asked first: an adapter may name itself.
+    if task_models.is_adapter(task_models.find(base) or base):
+        raise ModelError(
+            f"{card} names {base!r} as the base, which is an adapter too: name a whole model, "
+            "such as that adapter merged into its own base"
+        )
+    try:
+        return _source(base)[0]
+    except ModelError as error:
+        raise ModelError(f"{card} names no base that can be had: {error}") from None
+
+
 def shape_of(name: str, dtype: str | torch.dtype) -> Any:
     """Make a model by its config alone, with weights that take up no memory and hold nothing.
 
@@ -171,24 +186,10 @@ def _source(name: str) -> tuple[str, Path | None]:
     """Return the folder or hub name of a model's weights, and the adapter on top of them."""
     found = _smollm2() if name == "smollm2" else str(task_models.find(name) or name)
     if task_models.is_adapter(found):
-        return _base(Path(found)), Path(found)
+        task_models.check_writes(Path(found))
+        return base_of(Path(found)), Path(found)
     _check_source(name, found)
     return found, None
-
-
-def _base(adapter: Path) -> str:
-    """Return the folder or hub name of the model that an adapter is added to."""
-    card, base = adapter / task_models.CARD, task_models.Card.read(adapter).base
-    # Asked first: an adapter may name itself.
-    if task_models.is_adapter(task_models.find(base) or base):
-        raise ModelError(
-            f"{card} names {base!r} as the base, which is an adapter too: name a whole model, "
-            "such as that adapter merged into its own base"
-        )
-    try:
-        return _source(base)[0]
-    except ModelError as error:
-        raise ModelError(f"{card} names no base that can be had: {error}") from None
 
 
 def _from_pretrained(

@@ -16,6 +16,7 @@ from bestk.errors import MissingExtraError, ModelError, SchemaError
 FORMAT = "bestk.model"
 FORMAT_VERSION = 1
 CARD = "bestk.json"
+GIVES = ("texts", "labels")
 
 # In a wheel the models lie inside the package, in a checkout beside it.
 _FOLDERS = (Path(__file__).parent / "models", Path(__file__).parent.parent / "models")
@@ -29,6 +30,7 @@ class Card:
     prompt_end: str  # the special token that the tokenizer puts after every prompt
     task: str  # the task of `bestk eval` that it was trained for
     text_end: str | None = None  # the special token that ends texts; None is the base's own
+    gives: str = "texts"  # or labels: one that judges texts and writes none
 
     def write(self, folder: Path) -> None:
         """Write the card into an adapter's folder."""
@@ -45,6 +47,8 @@ class Card:
             for name, value in told.items():
                 if not isinstance(value, str) and (name != "text_end" or value is not None):
                     raise TypeError(f"{name} must be text, got {value!r}")
+            if told.get("gives", "texts") not in GIVES:
+                raise ValueError(f"gives must be {' or '.join(GIVES)}, got {told['gives']!r}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SchemaError(f"{folder / CARD} is no card of an adapter: {error}") from None
         if card is None:
@@ -53,8 +57,9 @@ class Card:
 
 
 def names() -> list[str]:
-    """List the task models that are here."""
-    return sorted({path.name for folder in _FOLDERS for path in _models_in(folder)})
+    """List the task models that are here and write texts."""
+    found = [path for folder in _FOLDERS for path in _models_in(folder)]
+    return sorted({path.name for path in found if _writes(path)})
 
 
 def find(name: str) -> Path | None:
@@ -76,6 +81,15 @@ def check_card(folder: Path) -> None:
         raise ModelError(
             f"{folder} holds an adapter and no {CARD}: write one that says its base, prompt_end "
             "and task (docs/python-api.md), or load the base with the adapter merged into it"
+        )
+
+
+def check_writes(adapter: Path) -> None:
+    """Refuse an adapter that judges texts."""
+    if Card.read(adapter).gives == "labels":
+        raise ModelError(
+            f"{adapter.name} writes no text, it gives labels to texts: use it in a report, "
+            f"--grammar-model {adapter.name}"
         )
 
 
@@ -138,6 +152,13 @@ def _special(tokenizer: Any, token: str) -> int:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _writes(folder: Path) -> bool:
+    try:
+        return not is_adapter(folder) or Card.read(folder).gives == "texts"
+    except SchemaError:
+        return True  # loading it says what is wrong
 
 
 def _models_in(folder: Path) -> list[Path]:

@@ -63,23 +63,49 @@ def main(recipe: Recipe) -> None:
     trainer = Trainer(model, lambda pairs: _loss(model, pairs), schedule, options.output)
     trainer.train(train, valid, options)
     card = Card(base="smollm2", prompt_end=END, text_end=END, task=recipe.task)
-    _write(model, options.output, card)
+    write(model, options.output, card)
     trainer.finish()
     task, split = recipe.validated_on
     print_scores(options.output, task, split, options.data_dir, options.num_scored, options.device)
 
 
+def lora(task_type: str, dropout: float = 0.0) -> Any:
+    """Return the settings that all adapters have: every projection, one rank."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=RANK,
+        lora_alpha=2 * RANK,
+        lora_dropout=dropout,
+        target_modules="all-linear",
+        task_type=task_type,
+    )
+
+
+def write(model: Any, folder: Path, card: Card) -> None:
+    """Write the adapter in bfloat16 with its card; nothing in it names a place on this machine."""
+    told = folder / "README.md"  # written by hand, if at all; peft puts a template there
+    by_hand = told.read_bytes() if told.exists() else None
+    model.to(torch.bfloat16).save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["base_model_name_or_path"] = SMOLLM2_HUB
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    if by_hand is None:
+        told.unlink(missing_ok=True)
+    else:
+        told.write_bytes(by_hand)
+    card.write(folder)
+
+
 def _model(device: str) -> tuple[Any, Any]:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
     # On a GPU the frozen weights need no more than bfloat16; peft keeps the adapter's in float32.
     dtype = "float32" if device == "cpu" else "bfloat16"
     lm: Any = bestk.load("smollm2", dtype=dtype, device=device)
-    settings = LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
     tokenizer = end_prompts(lm.tokenizer, END)
-    return tokenizer, get_peft_model(lm.backend.checkpoint.model, settings)
+    return tokenizer, get_peft_model(lm.backend.checkpoint.model, lora("CAUSAL_LM"))
 
 
 def _encoded(tokenizer: Any, pairs: Sequence[Pair], max_tokens: int) -> list[Encoded]:
@@ -110,14 +136,3 @@ def _loss(model: Any, pairs: Sequence[Encoded]) -> tuple[Tensor, int]:
     wanted = tokens[:, 1:][is_target]
     loss = torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
     return loss, len(wanted)
-
-
-def _write(model: Any, folder: Path, card: Card) -> None:
-    """Write the adapter in bfloat16 with its card; nothing in it names a place on this machine."""
-    model.to(torch.bfloat16).save_pretrained(folder)
-    path = folder / "adapter_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    settings["base_model_name_or_path"] = SMOLLM2_HUB
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    (folder / "README.md").unlink(missing_ok=True)  # peft's template; the card is written by hand
-    card.write(folder)

@@ -2,6 +2,7 @@
 
     python recipes/page.py --data-dir data             # all of them: some minutes
     python recipes/page.py --data-dir data commongen   # one
+    python recipes/page.py --data-dir data --keep-scores   # and keep what took long in results/
 
 Each table stands between two marks of the page, with the command that prints it; what is written
 around them stays as it is.
@@ -13,7 +14,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -30,9 +31,11 @@ from results import CHOSEN  # noqa: E402
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "images"
 TEXTS = ("counts", "distinct", "rouge", "coverage")
-QUESTIONS = (*TEXTS[:3], "meteor", "mauve")
-ALL = (*TEXTS, "meteor", "mauve")  # WordNet, and a model's features of every text: minutes each
+SLOW = ("meteor", "mauve", "grammar")  # WordNet, and models that read every text: minutes each
+QUESTIONS = (*TEXTS[:3], *SLOW)
+ALL = (*TEXTS, *SLOW)
 MAUVE_MODEL = "smollm2"
+GRAMMAR_MODEL = "smollm2-cola"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,27 +58,38 @@ class Block:
         told += [word for metric in self.metrics for word in ("--metric", metric)]
         if "mauve" in self.metrics:
             told += ["--mauve-model", MAUVE_MODEL]
+        if "grammar" in self.metrics:
+            told += ["--grammar-model", GRAMMAR_MODEL]
         for name in ("methods", "baseline", "rerank"):
             if (value := getattr(self, name)) is not None:
                 told += [f"--{name}", value]
         return shlex.join([*told, "--format", "markdown"])
 
-    def report(self, folder: Path, data_dir: Path) -> Report:
+    def report(self, folder: Path, data_dir: Path, *, keep_scores: bool = False) -> Report:
         """Do what the command does."""
         return make_report(
             [folder / run for run in self.runs],
             methods=None if self.methods is None else split(self.methods),
             data_dir=data_dir,
             metrics=self.metrics,
-            models=metric_models(mauve=MAUVE_MODEL),
+            models=metric_models(mauve=MAUVE_MODEL, grammar=GRAMMAR_MODEL),
             views=[self.texts],
             layouts=[self.table],
             baseline=self.baseline,
             rerank=self.rerank,
+            keep_scores=keep_scores,
         )
 
 
+_KAPPA = Block(runs=("commongen-kappa",), metrics=TEXTS[:3])
 _RERANKED = "BS,DBS,BTyp0.5,BNcls0.8,Ncls0.8:num_draws=10,BKS_mean,BKS_last"
+_TRANSLATION = Block(
+    runs=("multi30k-en-de",),
+    table="translation",
+    metrics=("counts", "distinct", "bleu"),
+    methods=_RERANKED,
+    rerank="mbr-chrf",
+)
 BLOCKS: dict[str, Block] = {
     "commongen": Block(runs=("commongen",), metrics=ALL, figure=True),
     "commongen-ten": Block(
@@ -84,23 +98,21 @@ BLOCKS: dict[str, Block] = {
         methods=f"BS,DBS,Ncls0.8,Typ0.5,{CHOSEN}",
         baseline="BS",
     ),
-    "commongen-kappa": Block(runs=("commongen-kappa",), metrics=TEXTS[:3]),
+    "commongen-kappa": _KAPPA,
     "squad": Block(runs=("squad",), metrics=QUESTIONS),
     "squad-ten": Block(
         runs=("squad-ten",), texts="diverse", metrics=TEXTS[:3], baseline="BS", figure=True
     ),
+    "squad-kappa": replace(_KAPPA, runs=("squad-kappa",)),
     "quoref": Block(runs=("quoref",), metrics=QUESTIONS, figure=True),
+    "quoref-kappa": replace(_KAPPA, runs=("quoref-kappa",)),
     "drop": Block(runs=("drop",), metrics=QUESTIONS),
-    "scitldr": Block(runs=("scitldr-ten",), metrics=QUESTIONS),
+    "drop-kappa": replace(_KAPPA, runs=("drop-kappa",)),
+    "scitldr": Block(runs=("scitldr",), metrics=QUESTIONS),
     "scitldr-ten": Block(runs=("scitldr-ten",), texts="diverse", metrics=TEXTS[:3], baseline="BS"),
-    "scitldr-kappa": Block(runs=("scitldr-validation",), metrics=TEXTS[:3]),
-    "multi30k-en-de": Block(
-        runs=("multi30k-en-de",),
-        table="translation",
-        metrics=("counts", "distinct", "bleu"),
-        methods=_RERANKED,
-        rerank="mbr-chrf",
-    ),
+    "scitldr-kappa": replace(_KAPPA, runs=("scitldr-validation",)),
+    "multi30k-en-de": _TRANSLATION,
+    "multi30k-en-fr": replace(_TRANSLATION, runs=("multi30k-en-fr",)),
     "ablation": Block(runs=("ablation",), metrics=TEXTS[:3]),
     "efficiency": Block(runs=("efficiency",), table="search", metrics=("counts", "cost")),
     "budget": Block(runs=("budget",), table="search", metrics=TEXTS[:3]),
@@ -112,13 +124,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fill in the tables of docs/results.md.")
     parser.add_argument("blocks", nargs="*", metavar="TABLE", help=", ".join(BLOCKS))
     parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--keep-scores", action="store_true", help="for later calls, in results/")
     parser.add_argument("--results", type=Path, default=ROOT / "results")
     options = parser.parse_args()
     for name in options.blocks or BLOCKS:
         if name not in BLOCKS:
             parser.error(f"unknown table {name!r}: known are {', '.join(BLOCKS)}")
         block = BLOCKS[name]
-        report = block.report(options.results, options.data_dir)
+        report = block.report(options.results, options.data_dir, keep_scores=options.keep_scores)
         page = replaced(PAGE.read_text(encoding="utf-8"), {name: written(block, report)})
         PAGE.write_text(page, encoding="utf-8")
         if block.figure:

@@ -168,7 +168,7 @@ def parser(
     made.add_argument("--batch-size", type=int, default=schedule.batch_size)
     made.add_argument("--micro-batch", type=int, default=schedule.batch_size)
     made.add_argument("--num-validation", type=int, default=200, help="pairs of the loss")
-    made.add_argument("--num-scored", type=int, default=100, help="examples searched in the end")
+    made.add_argument("--num-scored", type=int, default=100, help="examples scored in the end")
     made.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluation_toy import run_toy, toy_task
 from wordnet import needs_wordnet
 
 from bestk.errors import MissingDataError, MissingExtraError, OptionError
+from bestk.evaluation.board import Scorer
 from bestk.evaluation.examples import Example, Pool
 from bestk.evaluation.extras import require
+from bestk.evaluation.loading import load_runs
 from bestk.evaluation.metrics import registry
 from bestk.evaluation.metrics.bleu import CorpusBleu, SentenceBleu
 from bestk.evaluation.metrics.counts import Counts
@@ -279,13 +282,18 @@ def test_grammaticality_is_the_probability_of_the_second_label(tmp_path: Path) -
     assert ours == pytest.approx([100 * float(x.softmax(-1)[1]) for x in logits], abs=1e-3)
 
 
-def test_a_metric_without_its_model_is_left_out_by_name() -> None:
+def test_a_metric_without_its_model_is_left_out_by_name(tmp_path: Path) -> None:
     metrics = registry.build(
         ["counts", "grammar", "mauve"], registry.MetricModels(grammar="no/cola")
     )
-    assert [metric.family for metric in metrics.built] == ["counts"]
-    assert "hf download no/cola" in metrics.left_out["grammar"]
+    assert [metric.family for metric in metrics.built] == ["counts", "grammar"]
+    assert metrics.left_out.keys() == {"mauve"}
     assert "--mauve-model" in metrics.left_out["mauve"]
+    run_toy(tmp_path, task=toy_task(2), methods=("BS",))
+    board = Scorer(load_runs([tmp_path]), metrics, samples=20).board()
+    assert board.left_out.keys() == {"mauve", "grammar"}
+    assert "hf download no/cola" in board.left_out["grammar"]
+    assert "GRM" not in board.columns
 
 
 def test_a_metric_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

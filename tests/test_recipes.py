@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 
 import bestk
@@ -26,7 +27,16 @@ pytestmark = pytest.mark.skipif(not RECIPES.is_dir(), reason="recipes come with 
 def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(RECIPES))
     yield importlib.import_module("training")
-    for name in ("training", "adapter", "squad_held_out", "question", "page", "results"):
+    for name in (
+        "training",
+        "adapter",
+        "validation",
+        "cola",
+        "squad_held_out",
+        "question",
+        "page",
+        "results",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -142,6 +152,46 @@ def test_an_adapter_for_smollm2(smollm2: bestk.LanguageModel, tmp_path: Path) ->
     assert _log_prob(lm, wanted) > _log_prob(smollm2, wanted) + 1, "nothing was learnt"
 
 
+def test_a_model_that_judges_sentences(
+    training: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("peft", reason="adapters need peft: pip install 'bestk[adapters]'")
+    from test_task_models import tokenizer
+
+    base, out = tmp_path / "base", tmp_path / "judge"
+    tiny.fresh("llama").save_pretrained(base)
+    tokenizer().save_pretrained(base)
+    words = ("dog", "cat", "a", "ball", "park")
+    said = [{"sentence": f"a {word} runs", "label": 1} for word in words]
+    said += [{"sentence": f"runs {word} a", "label": 0} for word in words]
+    for part in ("in_domain_train", "in_domain_dev", "out_of_domain_dev"):
+        write(tmp_path / "cola" / f"{part}.jsonl", said)
+    cola: Any = importlib.import_module("cola")
+    monkeypatch.setattr(cola, "END", "<go>")
+    monkeypatch.setattr(cola, "source_of", lambda name: str(base))
+    card = cola.Card
+    monkeypatch.setattr(cola, "Card", lambda **told: card(**{**told, "base": str(base)}))
+    told = ["--data-dir", str(tmp_path), "-o", str(out), "--num-pairs", "240", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["cola.py", *told, "--batch-size", "8", "--device", "cpu"])
+    out.mkdir()
+    (out / "README.md").write_text("by hand")
+    cola.main()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == [
+        f"{part}_domain_dev, 10 sentences: Matthews correlation 100.0, accuracy 100.0"
+        for part in ("in", "out_of")
+    ]
+    assert {path.name for path in out.iterdir()} == {
+        "README.md", "adapter_config.json", "adapter_model.safetensors", "bestk.json"
+    }  # fmt: skip
+    assert (out / "README.md").read_text() == "by hand"
+    assert cola.matthews([True, True, False], [True, False, False]) == pytest.approx(0.5)
+    assert cola.matthews([True, False], [True, True]) == 0
+
+
 def _log_prob(lm: Any, target: list[int]) -> float:
     prompt = lm.encode("dog park")
     with torch.no_grad():
@@ -198,4 +248,4 @@ def test_runs_that_are_put_away_hold_no_data(training: Any) -> None:
         kept = {"settings.json", "results.jsonl.gz"}
         if settings["batch_size"] == 1:  # times of a batch say nothing of a prompt
             kept.add("times.jsonl.gz")
-        assert {path.name for path in folder.iterdir()} == kept
+        assert {path.name for path in folder.iterdir()} - {"scores.json.gz"} == kept

@@ -14,7 +14,10 @@ import torch
 
 import bestk
 from bestk import task_models
-from bestk.errors import ModelError, SchemaError
+from bestk.errors import MissingDataError, ModelError, SchemaError
+from bestk.evaluation.examples import Example
+from bestk.evaluation.metrics.cola import load_cola, untrained
+from bestk.evaluation.metrics.grammar import Grammar
 from bestk.sizing import size_of
 from bestk.task_models import Card
 
@@ -187,6 +190,78 @@ def test_a_prompt_can_only_end_with_a_special_token() -> None:
         task_models.end_prompts(tokenizer(), "dog")
 
 
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """An adapter that gives labels, and the model that was saved."""
+    folder = tmp_path_factory.mktemp("models") / "judge"
+    tiny.fresh("llama").save_pretrained(folder / "base")
+    tokenizer().save_pretrained(folder / "base")
+    _, model = untrained(str(folder / "base"), "<go>")
+    settings = peft.LoraConfig(r=2, target_modules="all-linear", task_type="SEQ_CLS")
+    adapted = peft.get_peft_model(model, settings)
+    torch.manual_seed(1)
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name or "score.modules_to_save" in name:
+            torch.nn.init.normal_(weight, std=0.5)
+    adapted.save_pretrained(folder)
+    Card(base=str(folder / "base"), prompt_end="<go>", task="cola", gives="labels").write(folder)
+    return folder, adapted.eval()
+
+
+def test_an_adapter_that_judges_is_a_model_for_grammar(
+    judge: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = judge
+    texts = ["dog runs", "a dog sits a park", "cat"]
+    wanted = []
+    for text in texts:
+        ids = [*tokenizer()(text, add_special_tokens=False)["input_ids"], 4]  # <go>
+        with torch.no_grad():
+            wanted.append(100 * float(model(torch.tensor([ids])).logits[0].softmax(-1)[1]))
+    example = Example(id="1", input="x", references=())
+    assert Grammar(str(folder)).score(texts, example)[:, 0] == pytest.approx(wanted, abs=1e-3)
+    assert len({round(value, 3) for value in wanted}) == 3, "it tells texts apart"
+    monkeypatch.setattr(task_models, "_FOLDERS", (folder.parent,))
+    by_name = Grammar("judge")
+    assert by_name.score(texts, example)[:, 0] == pytest.approx(wanted, abs=1e-3)
+    assert by_name.signature == "grammar|model:judge|score:p-acceptable"
+
+
+def test_an_adapter_that_judges_writes_no_text(
+    judge: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = judge
+    message = refused(folder)
+    assert message.startswith("judge writes no text, it gives labels to texts: ")
+    assert message.endswith("--grammar-model judge")
+    monkeypatch.setattr(task_models, "_FOLDERS", (folder.parent,))
+    assert task_models.find("judge") == folder
+    assert task_models.names() == []
+    with pytest.raises(ModelError, match="judge writes no text"):
+        size_of("judge", prompt_tokens=9)
+
+
+def test_what_is_no_judge_is_told_so(
+    adapter: Path, judge: tuple[Path, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(MissingDataError, match=r"is no CoLA model .* it gives texts, not labels"):
+        load_cola(str(adapter))
+    folder = copied(judge[0], tmp_path, str(judge[0] / "base"))
+    with pytest.raises(MissingDataError, match="it gives texts, not labels"):
+        load_cola(str(folder))
+    told = {"base": "smolm2", "prompt_end": "<go>", "task": "x"}
+    Card(**told, gives="labels").write(folder)
+    with pytest.raises(MissingDataError, match="no base that can be had: unknown model 'smolm2'"):
+        load_cola(str(folder))
+    Card(**told, gives="songs").write(folder)
+    with pytest.raises(MissingDataError, match="gives must be texts or labels, got 'songs'"):
+        load_cola(str(folder))
+    with pytest.raises(
+        MissingDataError, match=r"CoLA model no-cola is not there: recipes/cola\.py"
+    ):
+        load_cola("no-cola")
+
+
 def test_a_misspelt_task_model_is_told_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_models, "names", lambda: ["smollm2-commongen"])
     with pytest.raises(ModelError, match="did you mean 'smollm2-commongen'"):
@@ -198,7 +273,7 @@ def test_every_model_is_small_and_has_a_card() -> None:
     assert task_models.names() == [
         "multi30k-en-de", "smollm2-commongen", "smollm2-question", "smollm2-tldr"
     ]  # fmt: skip
-    for name in task_models.names():
+    for name in [*task_models.names(), "smollm2-cola"]:
         folder = MODELS / name
         assert sum(path.stat().st_size for path in folder.iterdir()) < 12_000_000
         card = (folder / "README.md").read_text(encoding="utf-8")
@@ -214,7 +289,8 @@ def test_what_forbids_commercial_use_stays_out_of_the_wheel() -> None:
     cards = {name: (MODELS / name / "README.md").read_text() for name in task_models.names()}
     free = {name for name, card in cards.items() if "Non-commercial" not in card}
     assert packed == free == set(task_models.names()) - {"multi30k-en-de"}
-    assert not any("multi30k" in path or path == "/models" for path in targets["sdist"]["include"])
+    packed |= {Path(path).name for path in targets["sdist"]["include"] if "/models" in path}
+    assert not {"models", "multi30k-en-de", "smollm2-cola"} & packed
 
 
 @pytest.mark.model

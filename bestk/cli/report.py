@@ -42,6 +42,13 @@ def report(
     ] = None,
     mauve_model: Annotated[str | None, typer.Option(help="Model for MAUVE's features.")] = None,
     grammar_model: Annotated[str | None, typer.Option(help="CoLA classifier.")] = None,
+    keep_scores: Annotated[
+        bool,
+        typer.Option(
+            "--keep-scores",
+            help="Keep the scores of slow metrics in the folders for later reports.",
+        ),
+    ] = False,
     intervals: Annotated[bool, typer.Option(help="Show 95% intervals.")] = True,
     figures: Annotated[str, typer.Option(help="Format of the figures: png, pdf, svg.")] = "png",
 ) -> None:
@@ -66,6 +73,7 @@ def report(
         baseline=baseline,
         rerank=rerank,
         intervals=intervals,
+        keep_scores=keep_scores,
     )
     if output is not None:
         made.save(output, figures)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bestk.errors import OptionError, unknown
+from bestk.errors import BestKError, MissingDataError, MissingExtraError, OptionError, unknown
 from bestk.evaluation.examples import Pool
+from bestk.evaluation.kept import KeptScores, Label, digest_of, rounded
 from bestk.evaluation.loading import Evaluation
-from bestk.evaluation.metrics.base import Column, CorpusMetric, SetMetric, TextMetric
+from bestk.evaluation.metrics.base import Column, CorpusMetric, Metric, SetMetric, TextMetric
 from bestk.evaluation.metrics.registry import Metrics
 from bestk.evaluation.statistics import (
     NUM_SAMPLES,
@@ -71,7 +72,7 @@ class Board:
     @property
     def conditions(self) -> str:
         """Name what all numbers of the board depend on."""
-        texts = f"{self.view}{self.top}" if self.view in ("top", "diverse") else self.view
+        texts = _texts(self.view, self.top)
         return (
             f"texts:{texts}|ci:bootstrap{self.samples},seed{self.seed}|{self.evaluation.signature}"
         )
@@ -91,7 +92,11 @@ class Board:
 
 
 class Scorer:
-    """Scores an evaluation, view after view."""
+    """Scores an evaluation, view after view.
+
+    What the folders of its runs have kept of slow metrics is not computed again; with
+    `keep_scores` they keep what is.
+    """
 
     def __init__(
         self,
@@ -101,6 +106,7 @@ class Scorer:
         top: int = DEFAULT_TOP,
         samples: int = NUM_SAMPLES,
         seed: int = 0,
+        keep_scores: bool = False,
     ) -> None:
         if top < 1:
             raise OptionError(f"the number of texts to compare must be at least 1, got {top}")
@@ -109,6 +115,9 @@ class Scorer:
         self.top = top
         self.samples = samples
         self.seed = seed
+        self.keep_scores = keep_scores
+        self._kept = KeptScores()
+        self._missing: dict[str, BestKError] = {}  # by family
         self._texts: dict[tuple[str, str], dict[str, Numbers]] = {}  # by metric and example
 
     def board(self, view: str = "all") -> Board:
@@ -116,12 +125,16 @@ class Scorer:
         values: dict[str, dict[str, Values]] = {row: {} for row in self.evaluation.pools}
         columns: dict[str, Column] = {}
         signatures: dict[str, str] = {}
+        left_out = dict(self.metrics.left_out)
         for metric in self.metrics.built:
-            for row, pools in self.evaluation.pools.items():
-                for column, found in zip(
-                    metric.columns, self._score(metric, pools, view), strict=True
-                ):
-                    values[row][column.key] = found
+            try:
+                scored = {row: self._values(metric, row, view) for row in values}
+            except (MissingDataError, MissingExtraError) as error:
+                self._missing[metric.family] = error
+                left_out[metric.family] = str(error)
+                continue
+            for row, found in scored.items():
+                values[row] |= found
             for column in metric.columns:
                 columns[column.key] = column
                 signatures[column.key] = metric.signature
@@ -146,12 +159,32 @@ class Scorer:
             },
             values=values,
             signatures=signatures,
-            left_out=self.metrics.left_out,
+            left_out=left_out,
             samples=self.samples,
             seed=self.seed,
         )
 
-    def _score(self, metric: object, pools: Sequence[Pool], view: str) -> Sequence[Values]:
+    def _values(self, metric: Metric, row: str, view: str) -> dict[str, Values]:
+        """Return the values of a method by column, kept or computed."""
+        pools, keys = self.evaluation.pools[row], [column.key for column in metric.columns]
+        if not metric.is_slow:
+            return dict(zip(keys, self._score(metric, pools, view), strict=True))
+        folder, method = self.evaluation.folders[row], self.evaluation.methods[row].name
+        label = Label(metric=metric.signature, texts=_texts(view, self.top), method=method)
+        texts = digest_of(pools, view, self.top)
+        kept = self._kept.find(folder, label, texts, keys, len(pools))
+        if kept is not None:
+            return dict(zip(keys, kept, strict=True))
+        if metric.family in self._missing:
+            raise self._missing[metric.family]  # looked for once, whatever the view
+        found = [rounded(values) for values in self._score(metric, pools, view)]
+        values = dict(zip(keys, found, strict=True))
+        if self.keep_scores:
+            self._kept.add(folder, label, texts, values)
+            self._kept.save()  # now: the next one may take an hour
+        return values
+
+    def _score(self, metric: Metric, pools: Sequence[Pool], view: str) -> Sequence[Values]:
         if isinstance(metric, CorpusMetric):
             return metric.score(pools, view, self.top)
         if isinstance(metric, SetMetric):
@@ -187,6 +220,11 @@ class Scorer:
             size = self.evaluation.num_examples
             return estimate_corpus(found, size, samples=self.samples, seed=self.seed)
         return Estimate(value=float(found), low=None, high=None)
+
+
+def _texts(view: str, top: int) -> str:
+    """Name a view in signatures."""
+    return f"{view}{top}" if view in ("top", "diverse") else view
 
 
 def _marks(estimates: dict[str, dict[str, Estimate]], column: Column) -> dict[str, str]:

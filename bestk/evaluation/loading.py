@@ -34,6 +34,7 @@ class Evaluation:
     settings: tuple[dict[str, Any], ...]
     pools: dict[str, list[Pool]]
     methods: dict[str, NamedMethod]
+    folders: dict[str, Path]  # of the run that a row is from
     num_planned: int  # examples that were to be run
 
     @property
@@ -86,12 +87,14 @@ def load_runs(
     several = len({s["model"] for s in settings}) > 1
     pools: dict[str, dict[str, Pool]] = {}
     found: dict[str, NamedMethod] = {}
+    places: dict[str, Path] = {}
     for folder, own in zip(folders, settings, strict=True):
         for name in own["methods"]:
             row = f"{name} @{own['model']}" if several else name
             if row in found:
                 raise OptionError(f"{folder} has {row} again: name one folder for each method")
             found[row] = parse(name)
+            places[row] = folder
             pools[row] = {}
         _read(folder, own, several, pools, data_dir)
     if methods is not None:
@@ -102,6 +105,7 @@ def load_runs(
         settings=tuple(settings),
         pools=_in_common(pools, folders),
         methods=found,
+        folders={row: places[row] for row in pools},
         num_planned=int(settings[0]["examples"]),
     )
 

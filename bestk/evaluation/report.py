@@ -15,6 +15,7 @@ from bestk.errors import OptionError, unknown
 from bestk.evaluation.board import DEFAULT_TOP, Board, Scorer, views_of
 from bestk.evaluation.differences import Differences, comparison_table, differences
 from bestk.evaluation.examples import VIEWS
+from bestk.evaluation.kept import check_folders
 from bestk.evaluation.loading import Evaluation, load_runs
 from bestk.evaluation.metrics.registry import MetricModels, build
 from bestk.evaluation.plots import check_suffix, save_figures
@@ -35,6 +36,11 @@ class Report:
     differences: list[Differences]  # of each board, where there is a baseline
     reranking: Reranking | None
     tables: list[Table]  # those that have a column
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Say why metrics are missing, from one view or from all."""
+        return {name: why for board in self.boards for name, why in board.left_out.items()}
 
     def print(self, form: str = "terminal", console: Console | None = None) -> None:
         """Print all tables."""
@@ -80,7 +86,7 @@ class Report:
         return {
             "signature": self.evaluation.signature,
             "num_examples": self.evaluation.num_examples,
-            "left_out": self.boards[0].left_out,
+            "left_out": self.left_out,
             "views": {
                 board.view: {**_numbers(board), "differences": compared.get(board.view)}
                 for board in self.boards
@@ -90,7 +96,7 @@ class Report:
 
     def _check_tables(self) -> None:
         if not self.tables:
-            reasons = [f"{name}: {reason}" for name, reason in self.boards[0].left_out.items()]
+            reasons = [f"{name}: {reason}" for name, reason in self.left_out.items()]
             told = "; ".join(reasons) or "--format json has the numbers, --table another layout"
             raise OptionError(f"no table has a column of the metrics asked for: {told}")
 
@@ -122,11 +128,13 @@ def make_report(
     intervals: bool = True,
     samples: int = NUM_SAMPLES,
     seed: int = 0,
+    keep_scores: bool = False,
 ) -> Report:
     """Score runs and lay out their tables; without `views` every view that differs is shown.
 
     `methods` are the rows to show, all unless given; `data_dir` has the examples of runs that were
-    put away without them.
+    put away without them. `keep_scores` writes the scores of slow metrics into the runs' folders,
+    where later reports find them.
     """
     for view in views or ():
         if view not in VIEWS:
@@ -134,7 +142,16 @@ def make_report(
     evaluation = load_runs(folders, methods=methods, data_dir=data_dir)
     if baseline is not None and baseline not in evaluation.pools:
         raise OptionError(unknown("method", baseline, evaluation.pools))
-    scorer = Scorer(evaluation, build(metrics, models), top=top, samples=samples, seed=seed)
+    if keep_scores:
+        check_folders(folders)
+    scorer = Scorer(
+        evaluation,
+        build(metrics, models),
+        top=top,
+        samples=samples,
+        seed=seed,
+        keep_scores=keep_scores,
+    )
     boards = [scorer.board(view) for view in views or views_of(evaluation)]
     tables = [
         score_table(board, layout, intervals=intervals)

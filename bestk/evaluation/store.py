@@ -5,6 +5,7 @@
     results.jsonl    a line for each example and method, byte for byte the same however often the
                      run was killed
     times.jsonl      the seconds of each, which are never the same; the last line for a pair counts
+    scores.json.gz   slow scores, where a report was told to keep them (`kept.py`)
 
 A finished run may be packed with gzip, file by file, and its examples left out: reports read it as
 it is, and take the examples from the data again. A batch of results is one write. After a kill the

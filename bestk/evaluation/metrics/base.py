@@ -34,6 +34,7 @@ class Metric(ABC):
 
     family: str
     columns: tuple[Column, ...]
+    is_slow = False  # worth keeping with the run: `bestk report --keep-scores`
 
     @property
     @abstractmethod

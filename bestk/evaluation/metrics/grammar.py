@@ -1,45 +1,48 @@
 """Grammaticality: the probability that a CoLA classifier gives to a text being acceptable.
 
-The classifier is any two-label sequence-classification model whose second label means acceptable,
-by default the one that the paper's source for this metric used.
+The classifier is any that `cola.py` loads, by default the one that the paper's source for this
+metric used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from bestk.errors import MissingDataError
 from bestk.evaluation.examples import Example
 from bestk.evaluation.metrics.base import Column, TextMetric
+from bestk.evaluation.metrics.cola import ACCEPTABLE, load_cola
 from bestk.evaluation.statistics import Numbers
 
 DEFAULT_MODEL = "textattack/roberta-base-CoLA"
 
 _BATCH = 32
-_PATIENCE = 10.0  # seconds
-_ACCEPTABLE = 1
 
 
 class Grammar(TextMetric):
     """Mean probability of being acceptable."""
 
     family = "grammar"
+    is_slow = True
     scores = ("grammar",)
     columns = (Column(key="GRM", title="P(acceptable) by a CoLA model, mean", group="Quality"),)
     is_needed: Callable[[Example], bool] = staticmethod(lambda example: True)
 
     def __init__(self, model: str = DEFAULT_MODEL) -> None:
         self.name = model
-        self._tokenizer, self._model = _load(model)
         self._known: dict[str, float] = {}
 
     @property
     def signature(self) -> str:
         return f"grammar|model:{self.name}|score:p-acceptable"
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        # When it is first needed: where all scores are kept, it never is.
+        return load_cola(self.name)
 
     def score(self, texts: Sequence[str], example: Example) -> Numbers:
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
@@ -55,46 +58,12 @@ class Grammar(TextMetric):
     def _classify(self, texts: list[str]) -> list[float]:
         import torch
 
-        limit = min(getattr(self._tokenizer, "model_max_length", 512), 512)
-        encoded = self._tokenizer(
+        tokenizer, model = self._loaded
+        limit = min(getattr(tokenizer, "model_max_length", 512), 512)
+        encoded = tokenizer(
             texts, padding=True, truncation=True, max_length=limit, return_tensors="pt"
         )
         with torch.no_grad():
-            logits = self._model(**encoded.to(self._model.device)).logits
-        probabilities: list[float] = logits.float().softmax(dim=-1)[:, _ACCEPTABLE].tolist()
+            logits = model(**encoded.to(model.device)).logits
+        probabilities: list[float] = logits.float().softmax(dim=-1)[:, ACCEPTABLE].tolist()
         return probabilities
-
-
-def _load(name: str) -> tuple[Any, Any]:
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    try:
-        # Asked for files it cannot reach, the hub's library tries for a minute, line by line.
-        here = not _is_on_hub(name)
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=here)
-        model = AutoModelForSequenceClassification.from_pretrained(name, local_files_only=here)
-    except (OSError, ValueError) as error:
-        raise MissingDataError(
-            f"the CoLA model {name} is not there: hf download {name}, or name a folder that holds "
-            "one with --grammar-model"
-        ) from error
-    if model.config.num_labels != 2:
-        raise MissingDataError(
-            f"a CoLA model has 2 labels, {name} has {model.config.num_labels}: name another"
-        )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return tokenizer, model.eval().to(device)
-
-
-def _is_on_hub(name: str) -> bool:
-    """Ask the hub once whether it has a model; a folder is none, and no answer is no."""
-    import huggingface_hub
-
-    if Path(name).exists():
-        return False
-    try:
-        huggingface_hub.HfApi().model_info(name, timeout=_PATIENCE)
-    except Exception:  # errors of the hub, of its client and of the network
-        return False
-    return True

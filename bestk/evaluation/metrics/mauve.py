@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -32,20 +33,30 @@ class Mauve(CorpusMetric):
     """MAUVE of all texts of a method against all references, in percent."""
 
     family = "mauve"
+    is_slow = True
     columns = (Column(key="MV", title="MAUVE against the references", group="Natural"),)
 
     def __init__(self, model: str | LanguageModel, *, seed: int = 25) -> None:
         self._mauve = require("mauve", "mauve-text")
-        self._lm = _model(model)
+        self._model = model
         self._seed = seed
         self._known: dict[str, Numbers] = {}
 
     @property
     def signature(self) -> str:
         return (
-            f"mauve|features:{self._lm.name},last-token|c:5|buckets:n/10|seed:{self._seed}"
+            f"mauve|features:{self._name},last-token|c:5|buckets:n/10|seed:{self._seed}"
             f"|mauve-text:{version('mauve-text')}"
         )
+
+    @property
+    def _name(self) -> str:
+        return self._model if isinstance(self._model, str) else self._model.name
+
+    @cached_property
+    def _lm(self) -> LanguageModel:
+        # When it is first needed: where all scores are kept, it never is.
+        return _loaded(self._model)
 
     def score(self, pools: Sequence[Pool], view: str, top: int) -> Sequence[Resample | float]:
         people = [text for pool in pools for text in pool.example.references if text.strip()]
@@ -69,7 +80,7 @@ class Mauve(CorpusMetric):
         return np.stack([self._known[text] for text in texts])
 
 
-def _model(model: str | LanguageModel) -> LanguageModel:
+def _loaded(model: str | LanguageModel) -> LanguageModel:
     if isinstance(model, str):
         try:
             model = load(model)

@@ -22,6 +22,7 @@ class Meteor(TextMetric):
     """Mean METEOR of a set."""
 
     family = "meteor"
+    is_slow = True
     scores = ("meteor",)
     columns = (
         Column(key="MTR", title="METEOR, mean", group="Quality"),

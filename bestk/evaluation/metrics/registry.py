@@ -62,7 +62,10 @@ class Metrics:
 
 
 def build(families: Sequence[str] | None = None, models: MetricModels | None = None) -> Metrics:
-    """Build metrics; one whose package, data or model is missing is left out by name."""
+    """Build metrics; one whose package or data is missing is left out by name.
+
+    Models are loaded when they are first needed: one that is missing is found out by then.
+    """
     built: list[Metric] = []
     left_out: dict[str, str] = {}
     for family in FAMILIES if families is None else families:
