@@ -14,8 +14,8 @@ that is put away is compressed and has no examples: reports take them from the d
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
+import lzma
 import shlex
 import subprocess
 import sys
@@ -143,8 +143,9 @@ def pack(folder: Path) -> None:
     if json.loads((folder / "settings.json").read_bytes())["batch_size"] == 1:
         kept.append("times.jsonl")
     for name in kept:
-        packed = gzip.compress((folder / name).read_bytes(), 9, mtime=0)
-        (folder / f"{name}.gz").write_bytes(packed)
+        # Texts of one example come again from many methods, farther apart than gzip looks back.
+        packed = lzma.compress((folder / name).read_bytes())
+        (folder / f"{name}.xz").write_bytes(packed)
     for name in ("results.jsonl", "examples.jsonl", "times.jsonl"):
         (folder / name).unlink(missing_ok=True)
 

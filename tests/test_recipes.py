@@ -16,6 +16,7 @@ import tiny
 import torch
 
 import bestk
+from bestk.evaluation.store import read_lines
 
 ROOT = Path(bestk.__file__).parent.parent
 RECIPES = ROOT / "recipes"
@@ -245,7 +246,18 @@ def test_runs_that_are_put_away_hold_no_data(training: Any) -> None:
         run = results.RUNS[folder.name]
         assert (settings["source"], settings["split"]) == (run.task, run.split)
         assert (settings["model"], settings["examples"]) == (run.model, run.num_examples)
-        kept = {"settings.json", "results.jsonl.gz"}
+        kept = {"settings.json", "results.jsonl"}
         if settings["batch_size"] == 1:  # times of a batch say nothing of a prompt
-            kept.add("times.jsonl.gz")
-        assert {path.name for path in folder.iterdir()} - {"scores.json.gz"} == kept
+            kept.add("times.jsonl")
+        found = {path.name.removesuffix(".gz").removesuffix(".xz") for path in folder.iterdir()}
+        assert found - {"scores.json"} == kept
+
+
+def test_a_packed_run_has_the_lines_that_it_had(training: Any, tmp_path: Path) -> None:
+    results: Any = importlib.import_module("results")
+    (tmp_path / "settings.json").write_text('{"batch_size": 100}')
+    for name in ("results", "examples", "times"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"of": "{name}"}}\n')
+    results.pack(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"settings.json", "results.jsonl.xz"}
+    assert [record for _, record in read_lines(tmp_path / "results.jsonl")] == [{"of": "results"}]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,14 +295,21 @@ def test_a_real_miniature(smollm2: Any, tmp_path: Path) -> None:
         assert sum(record["counts"]) >= len(record["texts"])
 
 
-def test_a_packed_run_reports_the_same_and_is_not_written_to(toy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "pack", "unpack"),
+    [("gz", gzip.compress, "gunzip"), ("xz", lzma.compress, "unxz")],
+    ids=["gzip", "xz"],
+)
+def test_a_packed_run_reports_the_same_and_is_not_written_to(
+    toy: Path, tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes], unpack: str
+) -> None:
     for path in toy.glob("*.json*"):
         if path.suffix == ".jsonl":
-            (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            (tmp_path / f"{path.name}.{suffix}").write_bytes(pack(path.read_bytes()))
         else:
             (tmp_path / path.name).write_bytes(path.read_bytes())
     assert load_runs([tmp_path]).pools == load_runs([toy]).pools
-    with pytest.raises(OptionError, match="has a packed run: gunzip its files to go on with it"):
+    with pytest.raises(OptionError, match=f"has a packed run: {unpack} its files to go on with it"):
         run_toy(tmp_path)
 
 

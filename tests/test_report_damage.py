@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -79,9 +80,9 @@ def test_runs_may_differ_in_speed_and_in_the_model(whole: Path, more: Path, tmp_
         load_runs([whole, other, third])
 
 
-def _pack(run: Path, damage: Callable[[bytes], bytes]) -> None:
-    path = run / "results.jsonl"
-    path.with_name("results.jsonl.gz").write_bytes(damage(gzip.compress(path.read_bytes())))
+def _pack(run: Path, suffix: str, damage: Callable[[bytes], bytes]) -> None:
+    path, pack = run / "results.jsonl", {"gz": gzip.compress, "xz": lzma.compress}[suffix]
+    path.with_name(f"results.jsonl.{suffix}").write_bytes(damage(pack(path.read_bytes())))
     path.unlink()
 
 
@@ -92,15 +93,16 @@ def _flip(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "damage",
     [lambda data: data[:-30], lambda data: b"texts" + data, _flip],
-    ids=["truncated", "not gzip", "flipped bytes"],
+    ids=["truncated", "not packed", "flipped bytes"],
 )
+@pytest.mark.parametrize("suffix", ["gz", "xz"])
 def test_a_damaged_packed_run_is_one_line(
-    cli: Any, run: Path, damage: Callable[[bytes], bytes]
+    cli: Any, run: Path, suffix: str, damage: Callable[[bytes], bytes]
 ) -> None:
-    _pack(run, damage)
+    _pack(run, suffix, damage)
     code, out, err = cli("report", str(run))
     assert (code, out) == (2, "")
-    assert err.startswith(f"Error: {run}/results.jsonl.gz cannot be read (")
+    assert err.startswith(f"Error: {run}/results.jsonl.{suffix} cannot be read (")
     assert err.count("\n") == 1
     assert "take a whole copy of the folder" in err
 

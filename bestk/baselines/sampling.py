@@ -268,13 +268,14 @@ class Lanes:
 
     def _extend(self, group: Group, log_probs: Float[Tensor, "batch group vocab"]) -> None:
         """Draw the next token of every lane."""
-        uniforms = torch.zeros(group.token.shape, dtype=torch.float64)
+        width = group.token.shape[1]
+        numbers: list[list[float]] = []
         for number, row in enumerate(self.rows):
             self.calls[number] += bool(row.lanes)
-            for place, draw in enumerate(row.lanes):
-                uniforms[number, place] = draw.uniforms[len(draw.tokens)]
-        depth = group.depth + 1
-        children = self._draw(log_probs, uniforms[..., None].to(log_probs.device), depth)
+            own = [draw.uniforms[len(draw.tokens)] for draw in row.lanes]
+            numbers.append(own + [0.0] * (width - len(own)))
+        uniforms = torch.tensor(numbers, dtype=torch.float64, device=log_probs.device)
+        children = self._draw(log_probs, uniforms[..., None], group.depth + 1)
         complete = self.job.completes(group, children, group.is_valid[..., None])
         drawn = [x[..., 0].tolist() for x in (children.token, children.log_prob, complete)]
         for row, *columns in zip(self.rows, *drawn, strict=True):

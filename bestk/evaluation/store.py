@@ -7,18 +7,19 @@
     times.jsonl      the seconds of each, which are never the same; the last line for a pair counts
     scores.json.gz   slow scores, where a report was told to keep them (`kept.py`)
 
-A finished run may be packed with gzip, file by file, and its examples left out: reports read it as
-it is, and take the examples from the data again. A batch of results is one write. After a kill the
-results go back to the last whole batch, so that a resumed run does exactly what an unbroken one
-does. Knows files, not models.
+A finished run may be packed with xz or gzip, file by file, and its examples left out: reports read
+it as it is, and take the examples from the data again. A batch of results is one write. After a
+kill the results go back to the last whole batch, so that a resumed run does exactly what an
+unbroken one does. Knows files, not models.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ _READ: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("source", "split"), (str, type(None))),
 }
 
+# How a finished run that was put away is read, by what its files' names end with.
+_UNPACK: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz": gzip.decompress}
+_TORN = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what they raise
+
 Key = tuple[str, str]  # example, method
 
 
@@ -61,8 +66,9 @@ class Store:
 
     def begin(self, settings: dict[str, Any], examples: Sequence[Example]) -> None:
         """Write down what is to be run, or check that it is what the folder was begun with."""
-        if self.results.with_name(self.results.name + ".gz").exists():
-            raise OptionError(f"{self.folder} has a packed run: gunzip its files to go on with it")
+        if (packed := _packed(self.results)) is not None:
+            way_out = f"{'unxz' if packed.suffix == '.xz' else 'gunzip'} its files to go on with it"
+            raise OptionError(f"{self.folder} has a packed run: {way_out}")
         told = {"format": FORMAT, "version": FORMAT_VERSION, **settings}
         if (self.folder / "settings.json").exists():
             refuse_other(self.folder, read_settings(self.folder), told)
@@ -128,16 +134,16 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def has_lines(path: Path) -> bool:
     """Say whether a file is there, plain or packed."""
-    return path.exists() or path.with_name(path.name + ".gz").exists()
+    return path.exists() or _packed(path) is not None
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the whole lines of a file, each with its place; one that was cut off is none."""
-    packed = path.with_name(path.name + ".gz")  # of a finished run that was put away
-    found = packed if packed.exists() else path
+    packed = _packed(path)
+    found = packed or path
     try:
-        lines = _unpacked(packed) if found is packed else whole_lines(path)
-    except (OSError, EOFError, zlib.error) as error:  # a gzip file may be torn in three ways
+        lines = whole_lines(path) if packed is None else _unpacked(packed)
+    except _TORN as error:
         raise SchemaError(f"{found} cannot be read ({error}): {MEND}") from None
     for number, text in enumerate(lines, start=1):
         place = f"{found}:{number}"
@@ -150,8 +156,14 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, record
 
 
+def _packed(path: Path) -> Path | None:
+    """Return the packed form of a file, None where there is none."""
+    forms = (path.with_name(path.name + suffix) for suffix in _UNPACK)
+    return next((form for form in forms if form.exists()), None)
+
+
 def _unpacked(path: Path) -> list[bytes]:
-    return gzip.decompress(path.read_bytes()).split(b"\n")[:-1]
+    return _UNPACK[path.suffix](path.read_bytes()).split(b"\n")[:-1]
 
 
 def _key(text: bytes, path: Path) -> Key:
