@@ -1,13 +1,17 @@
 """Shows that no speed-up changes a result: every way of running gives the same trees in float32.
 
     python benchmarks/gpu_same_tree.py [FAMILY ...]
+    python benchmarks/gpu_same_tree.py handover
 
 Compares, on one GPU: masks and plain steps, the tree kernel and plain steps, the captured graph, a
-captured batch with refilled lanes, and the compiled model; decoder-only and encoder-decoder.
+captured batch with refilled lanes, and the compiled model; decoder-only and encoder-decoder. The
+kernels of products run in half precision alone, where every order of sums rounds differently: there
+the same kernels are compared that hand over to one another, several times, and that do not.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -15,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from gpu_beam import build, prompts
 
 import bestk
 
@@ -111,25 +116,52 @@ def compare(name: str, config: Any, *, compiled: bool) -> None:
         ways["compiled, 8 lanes"] = bestk.search(fast, prompts, batch_size=8, **options)
     truth = ways["masks"]
     for way, results in ways.items():
-        same = sum(tree(a) == tree(b) for a, b in zip(truth, results, strict=True))
-        nodes = sum(len(r.tree) for r in results)
-        off = max(
-            float((a.tree.log_prob - b.tree.log_prob).abs().max())
-            for a, b in zip(truth, results, strict=True)
-            if tree(a) == tree(b)
-        )
-        print(
-            f"{name:8} {way:20} {same}/{len(prompts)} trees equal, {nodes} nodes, "
-            f"largest difference in log-probability {off:.1e}",
-            flush=True,
-        )
+        told(name, way, truth, results)
+
+
+def handover(shape: str) -> None:
+    """Compare kernels that start early with the same ones in turn, which must agree to the bit."""
+    from bestk.backends.transformers import handover as handing
+
+    os.environ["BESTK_PRODUCTS"] = "kernels"  # not what happens to be fastest
+    model = build(shape, torch.bfloat16)
+    ids = prompts(8, 200, model.config.get_text_config().vocab_size)
+    options: dict[str, Any] = {"k": 10, "max_new_tokens": 20, "min_prob": 0.0, "max_children": 20}
+
+    def found(way: str) -> list[Any]:
+        os.environ["BESTK_HANDOVER"] = way
+        handing._can_hand_over.cache_clear()
+        lm = bestk.from_transformers(model)
+        alone = [bestk.search(lm, one, **options) for one in ids]
+        return [*alone, *bestk.search(lm, ids, batch_size=8, **options)]
+
+    truth = found("plain")
+    for number in range(3):
+        told(f"{shape}, bfloat16", f"handover, run {number + 1}", truth, found(""))
+
+
+def told(name: str, way: str, truth: list[Any], results: list[Any]) -> None:
+    """Print how many trees are equal."""
+    pairs = list(zip(truth, results, strict=True))
+    equal = [(a.tree.log_prob - b.tree.log_prob) for a, b in pairs if tree(a) == tree(b)]
+    off = max((float(one.abs().max()) for one in equal), default=float("nan"))
+    nodes = sum(len(result.tree) for result in results)
+    print(
+        f"{name:8} {way:20} {len(equal)}/{len(truth)} trees equal, {nodes} nodes, "
+        f"largest difference in log-probability {off:.1e}",
+        flush=True,
+    )
 
 
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    wanted = sys.argv[1:] or list(families())
-    for name in wanted:
-        compare(name, families()[name], compiled=name == "llama")
+    logging.getLogger("bestk").setLevel(logging.ERROR)  # random weights complete few texts
+    for name in sys.argv[1:] or [*families(), "handover"]:
+        if name == "handover":
+            for shape in ("llama-135m", "bart-large"):
+                handover(shape)
+        else:
+            compare(name, families()[name], compiled=name == "llama")
 
 
 if __name__ == "__main__":
