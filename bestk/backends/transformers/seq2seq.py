@@ -123,10 +123,10 @@ class Seq2SeqBackend:
     @functools.cached_property
     def _with_kernel(self) -> bool:
         """Say whether the decoder's layers as kernels give this model's own numbers."""
-        if self._fused is None or self._probe is None:
+        if self._fused is None:
             return False
         fused = functools.partial(Seq2SeqTreeSession, fused=self._fused)
-        return agrees(self._probe, Seq2SeqTreeSession, fused)
+        return agrees(self._probe or Probe(self.checkpoint, [0]), Seq2SeqTreeSession, fused)
 
 
 def has_one_gpu(checkpoint: Seq2SeqCheckpoint) -> bool:
