@@ -27,6 +27,7 @@ import bestk
 from bestk.benchmark.instruments import peak, weight_bytes
 
 SEARCH = {"beam_size": 10, "max_new_tokens": 30, "min_prob": 0.0, "max_children": 20}
+WARM_UP = 1.0  # seconds
 LLAMA = {"max_position_embeddings": 4096, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
 
 
@@ -90,15 +91,25 @@ def prompts(batch: int, length: int, vocab: int) -> list[list[int]]:
 
 
 def timed(work: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Return the seconds of the first call and the median of those after warm-up."""
-    times = []
-    for _ in range(repeats + 2):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return times[0], statistics.median(times[2:])
+    """Return the seconds of the first call and the median of those after warm-up.
+
+    The warm-up lasts a second and more: while kernels are built a card slows its clocks down, and
+    it takes its time to speed them up again.
+    """
+    first = clocked(work)
+    begun = time.perf_counter()
+    clocked(work)
+    while time.perf_counter() - begun < WARM_UP:
+        clocked(work)
+    return first, statistics.median(clocked(work) for _ in range(repeats))
+
+
+def clocked(work: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def beam(model: Any, ids: list[list[int]]) -> Callable[[], Any]:

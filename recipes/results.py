@@ -56,10 +56,10 @@ class Run:
 
 
 _COMMONGEN = Run(task="commongen", model="smollm2-commongen", split="dev")
-_SQUAD = Run(task="recipes/squad_held_out.py", model="smollm2-question")
-_QUOREF = Run(task="quoref", model="smollm2-question")
-_DROP = Run(task="drop", model="smollm2-question")
-_SCITLDR = Run(task="scitldr", model="smollm2-tldr", split="test")
+_SQUAD = Run(task="recipes/squad_held_out.py", model="smollm2-question", num_examples=200)
+_QUOREF = Run(task="quoref", model="smollm2-question", num_examples=200)
+_DROP = Run(task="drop", model="smollm2-question", num_examples=200)
+_SCITLDR = Run(task="scitldr", model="smollm2-tldr", split="test", num_examples=200)
 _MULTI30K = Run(task="multi30k-en-de", model="multi30k-en-de")
 RUNS: dict[str, Run] = {
     "commongen": _COMMONGEN,
