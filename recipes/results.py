@@ -31,6 +31,7 @@ SAMPLERS = ("Ncls0.5", "Ncls0.8", "Ncls0.9", "Typ0.2", "Typ0.5", "Typ0.95")
 BASELINES = ",".join(["BS", "DBS", "DBS+", "BNcls0.8", "BTyp0.5", *SAMPLERS])
 DRAWS = ",".join(f"{name}:num_draws=10" for name in SAMPLERS)
 METHODS = f"{BASELINES},BFS,ours,{DRAWS}"
+TRANSLATING = "BS,DBS,BTyp0.5,BNcls0.8,Ncls0.8:num_draws=10,BKS_mean,BKS_last"
 CHOSEN = "BKS_mean:decay_weight=0,BKS_last:decay_weight=0.05"  # on the validation runs
 _VALIDATION: dict[str, Any] = {"methods": "BS:beam_size=1,BS,kappa", "num_examples": 200}
 
@@ -73,17 +74,13 @@ RUNS: dict[str, Run] = {
     "drop-kappa": replace(_DROP, methods="kappa"),
     "scitldr-kappa": replace(_SCITLDR, methods="kappa"),
     "multi30k-en-de": replace(_MULTI30K, methods="paper,kappa"),
-    "multi30k-en-fr": Run(task="multi30k-en-fr", model="multi30k-en-fr", methods="paper"),
+    "multi30k-en-fr": Run(task="multi30k-en-fr", model="multi30k-en-fr", methods=TRANSLATING),
     "commongen-validation": replace(_COMMONGEN, split="test", **_VALIDATION),
     "squad-validation": replace(_SQUAD, split="validation", **_VALIDATION),
     "scitldr-validation": replace(_SCITLDR, split="dev", **_VALIDATION),
     "multi30k-en-de-validation": replace(_MULTI30K, split="val", **_VALIDATION),
-    # On 200 examples of their own, with the baselines that they are set against.
     "ablation": replace(_COMMONGEN, methods="gamma,heap,decay,k", num_examples=200),
     "budget": replace(_COMMONGEN, methods="budget,scoring", num_examples=200),
-    "squad-ten": replace(_SQUAD, methods="BS,BKS_mean,BKS_last,Ncls0.5,DBS+", num_examples=200),
-    "scitldr-ten": replace(_SCITLDR, methods="BS,DBS,Ncls0.8,BKS_mean,BKS_last", num_examples=200),
-    "ten": replace(_COMMONGEN, methods=f"BS,{CHOSEN},DBS,Ncls0.8,Typ0.5", num_examples=200),
     "efficiency": replace(_COMMONGEN, methods="efficiency", num_examples=20, batch_size=1),
 }
 

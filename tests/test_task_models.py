@@ -270,9 +270,9 @@ def test_a_misspelt_task_model_is_told_the_nearest(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(not MODELS.is_dir(), reason="models lie beside the package in a checkout alone")
 def test_every_model_is_small_and_has_a_card() -> None:
-    assert task_models.names() == [
-        "multi30k-en-de", "smollm2-commongen", "smollm2-question", "smollm2-tldr"
-    ]  # fmt: skip
+    translating = ["multi30k-en-de", "multi30k-en-fr"]
+    writing = ["smollm2-commongen", "smollm2-question", "smollm2-tldr"]
+    assert task_models.names() == [*translating, *writing]
     for name in [*task_models.names(), "smollm2-cola"]:
         folder = MODELS / name
         assert sum(path.stat().st_size for path in folder.iterdir()) < 12_000_000
@@ -288,9 +288,9 @@ def test_what_forbids_commercial_use_stays_out_of_the_wheel() -> None:
     packed = {Path(path).name for path in targets["wheel"]["force-include"]}
     cards = {name: (MODELS / name / "README.md").read_text() for name in task_models.names()}
     free = {name for name, card in cards.items() if "Non-commercial" not in card}
-    assert packed == free == set(task_models.names()) - {"multi30k-en-de"}
+    assert packed == free == set(task_models.names()) - {"multi30k-en-de", "multi30k-en-fr"}
     packed |= {Path(path).name for path in targets["sdist"]["include"] if "/models" in path}
-    assert not {"models", "multi30k-en-de", "smollm2-cola"} & packed
+    assert not {"models", "multi30k-en-de", "multi30k-en-fr", "smollm2-cola"} & packed
 
 
 @pytest.mark.model
@@ -311,7 +311,14 @@ def test_models_of_the_repository_do_their_task(name: str, prompt: str, wanted: 
     assert len(result.texts) >= 10
 
 
-def test_the_translation_model_translates() -> None:
-    lm = bestk.load("multi30k-en-de", dtype="float32")
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("multi30k-en-de", "Zwei Hunde spielen im Schnee."),
+        ("multi30k-en-fr", "Deux chiens jouent dans la neige."),
+    ],
+)
+def test_the_translation_models_translate(name: str, wanted: str) -> None:
+    lm = bestk.load(name, dtype="float32")
     texts = bestk.search(lm, "Two dogs play in the snow.", max_new_tokens=15).texts
-    assert texts[0] == "Zwei Hunde spielen im Schnee."
+    assert texts[0] == wanted
