@@ -28,8 +28,11 @@ def step_kernels(searches: Searches, rounding: float) -> StepKernels | None:
     device = searches.clock.device
     if searches.rules or not _is_wanted(device) or importlib.util.find_spec("triton") is None:
         return None
-    from bestk.search_kernels import StepKernels
-
+    try:
+        from bestk.search_kernels import StepKernels
+    except Exception as error:  # a Triton that is there and does not work
+        _tell("the search's kernels cannot be loaded: %s", error)
+        return None
     kernels = StepKernels(searches, rounding)
     shape = (device, *kernels.shape)
     if shape not in _TRIED:

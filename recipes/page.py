@@ -34,8 +34,6 @@ TEXTS = ("counts", "distinct", "rouge", "coverage")
 # WordNet, and a model that reads every text: minutes each.
 QUESTIONS = (*TEXTS[:3], "meteor", "mauve")
 ALL = (*TEXTS, "meteor", "mauve")
-# So does that of grammaticality: it reads the ten texts that are shown.
-TEN = (*TEXTS[:3], "grammar")
 MAUVE_MODEL = "smollm2"
 GRAMMAR_MODEL = "smollm2-cola"
 
@@ -83,6 +81,17 @@ class Block:
         )
 
 
+def _ten(task: str, others: str) -> Block:
+    """Set the ten texts of best-k search, with the κ chosen on validation, against others'."""
+    return Block(
+        runs=(task, f"{task}-kappa"),
+        texts="diverse",
+        metrics=(*TEXTS[:3], "grammar"),
+        methods=f"{others},{CHOSEN[task]}",
+        baseline="BS",
+    )
+
+
 _KAPPA = Block(runs=("commongen-kappa",), metrics=TEXTS[:3])
 _TRANSLATION = Block(
     runs=("multi30k-en-de",),
@@ -93,36 +102,22 @@ _TRANSLATION = Block(
 )
 BLOCKS: dict[str, Block] = {
     "commongen": Block(runs=("commongen",), metrics=ALL, figure=True),
-    "commongen-ten": Block(
-        runs=("commongen", "commongen-kappa"),
-        texts="diverse",
-        metrics=(*TEXTS, "grammar"),
-        methods=f"BS,DBS,DBS+,Ncls0.8,Typ0.5,{CHOSEN}",
-        baseline="BS",
+    "commongen-ten": replace(
+        _ten("commongen", "BS,DBS,DBS+,Ncls0.8,Typ0.5"), metrics=(*TEXTS, "grammar")
+    ),
+    "commongen-validation": Block(
+        runs=("commongen-validation",), texts="diverse", metrics=TEXTS[:3]
     ),
     "commongen-kappa": _KAPPA,
     "squad": Block(runs=("squad",), metrics=QUESTIONS),
-    "squad-ten": Block(
-        runs=("squad",),
-        texts="diverse",
-        metrics=TEN,
-        methods="BS,DBS+,Ncls0.5,Ncls0.8,BKS_mean,BKS_last",
-        baseline="BS",
-        figure=True,
-    ),
+    "squad-ten": replace(_ten("squad", "BS,DBS+,Ncls0.5,Ncls0.8"), figure=True),
     "squad-kappa": replace(_KAPPA, runs=("squad-kappa",)),
     "quoref": Block(runs=("quoref",), metrics=QUESTIONS, figure=True),
     "quoref-kappa": replace(_KAPPA, runs=("quoref-kappa",)),
     "drop": Block(runs=("drop",), metrics=QUESTIONS),
     "drop-kappa": replace(_KAPPA, runs=("drop-kappa",)),
     "scitldr": Block(runs=("scitldr",), metrics=QUESTIONS),
-    "scitldr-ten": Block(
-        runs=("scitldr",),
-        texts="diverse",
-        metrics=TEN,
-        methods="BS,DBS,Ncls0.8,BKS_mean,BKS_last",
-        baseline="BS",
-    ),
+    "scitldr-ten": _ten("scitldr", "BS,DBS,Ncls0.8"),
     "scitldr-kappa": replace(_KAPPA, runs=("scitldr-kappa",)),
     "multi30k-en-de": _TRANSLATION,
     "multi30k-en-fr": replace(_TRANSLATION, runs=("multi30k-en-fr",)),

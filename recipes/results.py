@@ -32,7 +32,12 @@ BASELINES = ",".join(["BS", "DBS", "DBS+", "BNcls0.8", "BTyp0.5", *SAMPLERS])
 DRAWS = ",".join(f"{name}:num_draws=10" for name in SAMPLERS)
 METHODS = f"{BASELINES},BFS,ours,{DRAWS}"
 TRANSLATING = "BS,DBS,BTyp0.5,BNcls0.8,Ncls0.8:num_draws=10,BKS_mean,BKS_last"
-CHOSEN = "BKS_mean:decay_weight=0,BKS_last:decay_weight=0.05"  # on the validation runs
+# On the validation runs, by the best text: of the diverse ten on CommonGen, else of all.
+CHOSEN = {
+    "commongen": "BKS_mean:decay_weight=0,BKS_last:decay_weight=0.05",
+    "squad": "BKS_mean:decay_weight=0,BKS_last:decay_weight=0",
+    "scitldr": "BKS_mean:decay_weight=0,BKS_last:decay_weight=0.1",
+}
 _VALIDATION: dict[str, Any] = {"methods": "BS:beam_size=1,BS,kappa", "num_examples": 200}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import pytest
 from evaluation_toy import run_toy, toy_task
 
 from bestk.errors import MissingDataError, OptionError, SchemaError
-from bestk.evaluation.kept import FILE
+from bestk.evaluation.board import Scorer
+from bestk.evaluation.examples import Example, Pool
+from bestk.evaluation.kept import FILE, KeptScores, Label
+from bestk.evaluation.loading import load_runs
 from bestk.evaluation.metrics import grammar, mauve, meteor, registry
 from bestk.evaluation.metrics.base import Column, TextMetric
-from bestk.evaluation.metrics.registry import MetricModels
+from bestk.evaluation.metrics.registry import MetricModels, Metrics
 from bestk.evaluation.report import Report, make_report
 
 SLOW = ("grammar", "mauve")
@@ -275,3 +279,52 @@ def test_a_folder_that_cannot_be_written_to_is_refused_first(
     with pytest.raises(OptionError, match="may not be written to: scores cannot be kept there"):
         report(run, keep_scores=True)
     assert not models
+
+
+def test_reports_that_keep_scores_at_once_lose_none(tmp_path: Path) -> None:
+    def keep(number: int) -> None:
+        kept = KeptScores()
+        for entry in range(12):
+            label = Label(metric="m", texts="all", method=f"{number} {entry}")
+            kept.add(tmp_path, label, "digest", {"A": float(entry)})
+            kept.save()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(keep, range(4)))
+    told = json.loads(gzip.decompress((tmp_path / FILE).read_bytes()))
+    assert len(told["scores"]) == 48
+    assert [path.name for path in tmp_path.iterdir()] == [FILE], "nothing else is left there"
+
+
+def test_only_texts_that_are_shown_are_scored(run: Path, models: list[str]) -> None:
+    seen: list[str] = []
+
+    class Counting(TextMetric):
+        family, scores, signature = "counting", ("length",), "counting"
+        columns = (Column(key="LEN", title="length", group="Quality"),)
+
+        def score(self, texts: Sequence[str], example: Example) -> Any:
+            seen.extend(texts)
+            return np.array([[float(len(text))] for text in texts])
+
+        def summarise(self, mean: Any, best: Any) -> Sequence[float]:
+            return [float(mean[0])]
+
+    evaluation = load_runs([run])
+    scorer = Scorer(evaluation, Metrics(built=(Counting(),)), top=2)
+    pools = [pool for row in evaluation.pools.values() for pool in row]
+    board = scorer.board("top")
+    shown = {(pool.example.id, text) for pool in pools for text in pool.chosen("top", 2)}
+    assert len(seen) == len(shown) < sum(len(pool.texts) for pool in pools)
+    row, first = "BKS_mean", evaluation.pools["BKS_mean"][0]
+    expected = np.mean([len(text) for text in first.chosen("top", 2)])
+    assert board.values[row]["LEN"][0] == expected
+    scorer.board("all")
+    assert len(seen) == sum(len(set(texts)) for texts in _by_example(pools)), "each text once"
+
+
+def _by_example(pools: Sequence[Pool]) -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    for pool in pools:
+        found.setdefault(pool.example.id, []).extend(pool.texts)
+    return list(found.values())

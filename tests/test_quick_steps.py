@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 from typing import Any
 
 import pytest
@@ -81,6 +82,13 @@ class TestWithTriton:
         assert len(caplog.records) == 1, "they were asked for: told, but once"
         monkeypatch.setenv("BESTK_SEARCH", "plain")
         assert searches().kernels is None
+
+    def test_a_triton_that_cannot_be_loaded_is_left_alone(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "bestk.search_kernels", None)
+        assert searches().kernels is None
+        assert "cannot be loaded" in caplog.text
 
     def test_kernels_that_do_not_run_are_left_alone(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bestk.errors import BestKError, MissingDataError, MissingExtraError, OptionError, unknown
-from bestk.evaluation.examples import Pool
+from bestk.evaluation.examples import Example, Pool
 from bestk.evaluation.kept import KeptScores, Label, digest_of, rounded
 from bestk.evaluation.loading import Evaluation
 from bestk.evaluation.metrics.base import Column, CorpusMetric, Metric, SetMetric, TextMetric
@@ -197,21 +197,22 @@ class Scorer:
     def _summarise(self, metric: TextMetric, pool: Pool, view: str) -> Sequence[float]:
         if not metric.is_needed(pool.example):
             return [float("nan")] * len(metric.columns)
-        weights = np.array(pool.weights(view, self.top), dtype=np.float64)
-        if not weights.sum():
+        weighed = zip(pool.texts, pool.weights(view, self.top), strict=True)
+        shown = {text: weight for text, weight in weighed if weight}
+        if not shown:
             nothing = np.zeros(len(metric.scores))
             return metric.summarise(nothing, nothing)
-        scores = self._scores(metric, pool)
-        mean = weights @ scores / weights.sum()
-        return metric.summarise(mean, scores[weights > 0].max(axis=0))
+        scores = self._scores(metric, list(shown), pool.example)
+        weights = np.array(list(shown.values()), dtype=np.float64)
+        return metric.summarise(weights @ scores / weights.sum(), scores.max(axis=0))
 
-    def _scores(self, metric: TextMetric, pool: Pool) -> Numbers:
-        """Score the texts of a pool; what any method has found before is not scored again."""
-        known = self._texts.setdefault((metric.family, pool.example.id), {})
-        new = [text for text in pool.texts if text not in known]
+    def _scores(self, metric: TextMetric, texts: Sequence[str], example: Example) -> Numbers:
+        """Score some texts; what any method or view has shown before is not scored again."""
+        known = self._texts.setdefault((metric.family, example.id), {})
+        new = [text for text in texts if text not in known]
         if new:
-            known.update(zip(new, metric.score(new, pool.example), strict=True))
-        return np.stack([known[text] for text in pool.texts])
+            known.update(zip(new, metric.score(new, example), strict=True))
+        return np.stack([known[text] for text in texts])
 
     def _estimate(self, found: Values) -> Estimate:
         if isinstance(found, np.ndarray):

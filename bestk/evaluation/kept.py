@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from bestk.durable import replace
 from bestk.errors import OptionError, SchemaError
@@ -79,17 +81,24 @@ class KeptScores:
             self._new.setdefault(folder, {})[label] = _Entry(digest=digest, values=packed)
 
     def save(self) -> None:
-        """Write the new scores beside the old ones."""
+        """Write the new scores beside the old ones, and beside those of other reports."""
         for folder, entries in self._new.items():
             path = folder / FILE
-            told = [
-                {**asdict(label), **asdict(entry)}
-                for label, entry in (_read(path) | entries).items()
-            ]
-            whole = {"format": FORMAT, "version": FORMAT_VERSION, "scores": told}
-            data = json.dumps(whole, separators=(",", ":")).encode()
-            replace(path, gzip.compress(data, 9, mtime=0))
+            with _held(folder):
+                told = [
+                    {**asdict(label), **asdict(entry)}
+                    for label, entry in (_read(path) | entries).items()
+                ]
+                whole = {"format": FORMAT, "version": FORMAT_VERSION, "scores": told}
+                data = json.dumps(whole, separators=(",", ":")).encode()
+                replace(path, gzip.compress(data, 9, mtime=0))
         self._new.clear()
+
+
+def _held(folder: Path) -> FileLock:
+    """Keep other reports from writing to a folder; nothing is left in it."""
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return FileLock(Path(tempfile.gettempdir()) / f"bestk-scores-{name}.lock")
 
 
 def check_folders(folders: Sequence[Path]) -> None:

@@ -36,6 +36,7 @@ def top_children(logits: Tensor, num_children: int) -> Children:
     rows = logits.flatten(0, -2)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     count, vocab = rows.shape
+    assert num_children <= vocab
     pieces, places = triton.cdiv(vocab, _PIECE), triton.cdiv(vocab, _NEAR.value)
     keys = rows.new_empty(count, places, dtype=torch.int64)
     sums = rows.new_empty(count, pieces, 2, dtype=torch.float32)

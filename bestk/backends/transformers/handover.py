@@ -26,8 +26,8 @@ except ImportError:  # an older Triton, which never launches early
 def handover(tensor: Tensor) -> dict[str, bool]:
     """Return the options of a launch on a tensor's device, for a kernel that will `take_over`."""
     # Neither a compiler nor the interpreter knows of such launches.
-    is_plain = torch.compiler.is_compiling() or not tensor.is_cuda
-    is_early = not is_plain and _can_hand_over(tensor.device)
+    is_plain = torch.compiler.is_compiling() or os.environ.get("TRITON_INTERPRET") == "1"
+    is_early = tensor.is_cuda and not is_plain and _can_hand_over(tensor.device)
     return {"is_early": True, "launch_pdl": True} if is_early else {"is_early": False}
 
 

@@ -63,7 +63,8 @@ class Seq2SeqBackend:
         self.max_source_length = self.checkpoint.max_source_length
         self.reads_text = self.checkpoint.reads_text
         self._obstacle: str | None = None
-        self._probe: Probe | None = None
+        self._is_tried = False
+        self._with_kernel: bool | None = None  # not known before the model was tried out
         self._noticed: set[str] = set()
 
     @property
@@ -100,13 +101,9 @@ class Seq2SeqBackend:
 
         The first call tries the model out; `source` gives the shape of its features.
         """
-        if self._probe is None:
-            probe = Probe(self.checkpoint, source)
-            self._obstacle = find_obstacle(probe, Seq2SeqTreeSession, Seq2SeqPrefixSession)
-            is_shared = self._obstacle is None and has_one_gpu(self.checkpoint)
-            if is_shared and not is_off("read"):
-                self.checkpoint.can_read_tensors = reads_tensors(probe, Seq2SeqTreeSession)
-            self._probe = probe
+        if not self._is_tried:
+            self._try_out(Probe(self.checkpoint, source))
+            self._is_tried = True
         reach = window(self.checkpoint)
         if self._obstacle is None and reach is not None and length > reach:
             return f"since its attention window of {reach} is shorter than {length} tokens"
@@ -120,13 +117,16 @@ class Seq2SeqBackend:
 
         return fused_decoder(self.checkpoint.model)
 
-    @functools.cached_property
-    def _with_kernel(self) -> bool:
-        """Say whether the decoder's layers as kernels give this model's own numbers."""
-        if self._fused is None:
-            return False
-        fused = functools.partial(Seq2SeqTreeSession, fused=self._fused)
-        return agrees(self._probe or Probe(self.checkpoint, [0]), Seq2SeqTreeSession, fused)
+    def _try_out(self, probe: Probe) -> None:
+        """Find out what the model can share, and which of our ways give its own numbers."""
+        self._obstacle = find_obstacle(probe, Seq2SeqTreeSession, Seq2SeqPrefixSession)
+        if self._obstacle is not None or not has_one_gpu(self.checkpoint):
+            return
+        if not is_off("read"):
+            self.checkpoint.can_read_tensors = reads_tensors(probe, Seq2SeqTreeSession)
+        if self._with_kernel is None and self._fused is not None:
+            fused = functools.partial(Seq2SeqTreeSession, fused=self._fused)
+            self._with_kernel = agrees(probe, Seq2SeqTreeSession, fused)
 
 
 def has_one_gpu(checkpoint: Seq2SeqCheckpoint) -> bool:

@@ -42,7 +42,10 @@ def untrained(source: str, prompt_end: str) -> tuple[Any, Any]:
     )
     # The head looks at the last token that is no padding, which must not be the end of the text.
     special = (tokenizer.eos_token, *tokenizer.all_special_tokens)
-    tokenizer.pad_token = next(token for token in special if token not in (None, prompt_end))
+    padding = next((token for token in special if token not in (None, prompt_end)), None)
+    if padding is None:
+        raise ModelError(f"the tokenizer of {source} has no special token but {prompt_end!r}")
+    tokenizer.pad_token = padding
     tokenizer.padding_side = "right"
     told = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)  # the head has no weights yet: that is known
