@@ -7,12 +7,14 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from conftest import random_toy
 from toys import search_ids, table_lm
 
 import bestk
 from bestk.errors import SchemaError
 from bestk.record import TreeRecord
+from bestk.tree import State, Tree
 
 LM = bestk.LanguageModel(random_toy(8, vocab_size=6), name="a-model")
 RESULT = bestk.search(LM, [1, 2], max_new_tokens=5, scoring="sum", stop_ids=(3,), timeout=100.0)
@@ -149,3 +151,21 @@ def test_a_result_without_its_tree() -> None:
     lean = bestk.search(LM, [1, 2], keep_tree=False, max_new_tokens=5)
     assert lean.tree is None
     assert "tree" not in lean.to_json(tree=True)
+
+
+def test_records_hold_their_own_slots_and_memory_alone() -> None:
+    tree = Tree(2, 4, 2, 3, torch.device("cpu"))
+    tree.plant(torch.arange(2))
+    tree.count[:] = torch.tensor([3, 1])
+    tree.child_state[:] = int(State.OPEN)  # beyond a search's count that means nothing
+    tree.child_token[:] = torch.arange(2 * 5 * 3).view(2, 5, 3)
+    second, first = TreeRecord.of(tree, [1, 0])
+    assert [len(first), len(second)] == [3, 1]
+    assert first.child_token.tolist() == list(range(9))
+    assert first.child_parent.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert first.child_index.tolist() == [0, 1, 2] * 3
+    assert second.child_token.tolist() == [15, 16, 17]
+    for name in TreeRecord.__dataclass_fields__:
+        column = getattr(first, name)
+        assert column.untyped_storage().nbytes() == column.nbytes, f"{name} holds on to others"
+    assert TreeRecord.of(tree, []) == []
