@@ -3,7 +3,7 @@
 The kernels of a step are short, and one after the other the time between them adds up. Launched
 `early`, a kernel may start as soon as every program of the one before has begun; `take_over` then
 waits until that one is done and its results can be read. Whatever a kernel reads or writes before
-that must be touched by no kernel of a step: `fetch` weights, nothing else. NVIDIA GPUs from Hopper
+that must be touched by no kernel of a step: weights, by `fetch_first`. NVIDIA GPUs from Hopper
 on; elsewhere, or with BESTK_HANDOVER=plain, kernels follow one another as usual.
 """
 
@@ -47,8 +47,11 @@ def take_over(is_early: tl.constexpr):
 
 
 @triton.jit
-def fetch(at):
-    """Have lines of weights brought to the cache, before they can be used."""
+def fetch_first(weight, column, num_columns, first, depth, weight_row, lines: tl.constexpr):
+    """Have the first lines of some columns' weights brought to the cache, before they are used."""
+    line = tl.minimum(first + tl.arange(0, lines) * 64, depth - 1)
+    column = tl.minimum(column, num_columns - 1).to(tl.int64)
+    at = weight + column[:, None] * weight_row + line[None, :]
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)],
         dtype=tl.int32, is_pure=False, pack=1,

@@ -16,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bestk.backends.transformers.handover import fetch, handover, take_over
+from bestk.backends.transformers.handover import fetch_first, handover, take_over
 
 MOST_ROWS = 64
 _MOST_PARTS = 16
+_FETCHED = tl.constexpr(4)  # lines of every column that are fetched early: these did best
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def _product(
     weight_at = weight + column.to(tl.int64)[:, None] * weight_row + inner[None, :]
     rows_at = rows + row[None, :] * rows_row + inner[:, None]
     if is_early:
-        _fetch_first(weight, column, num_columns, part * steps * block_depth, depth, weight_row)
+        first = part * steps * block_depth
+        fetch_first(weight, column, num_columns, first, depth, weight_row, _FETCHED)
     take_over(is_early)
     total = tl.zeros([block_width, block_rows], tl.float32)
     for _ in range(steps):
@@ -142,8 +144,8 @@ def _gated_product(
     rows_at = rows + row[None, :] * rows_row + inner[:, None]
     if is_early:
         up = weight + num_columns.to(tl.int64) * weight_row
-        _fetch_first(weight, column, num_columns, 0, depth, weight_row)
-        _fetch_first(up, column, num_columns, 0, depth, weight_row)
+        fetch_first(weight, column, num_columns, 0, depth, weight_row, _FETCHED)
+        fetch_first(up, column, num_columns, 0, depth, weight_row, _FETCHED)
     take_over(is_early)
     gate = tl.zeros([block_width, block_rows], tl.float32)
     up = tl.zeros([block_width, block_rows], tl.float32)
@@ -177,11 +179,3 @@ def _gated_product(
         silu * up.to(kind),
         mask=is_column[:, None] & is_row[None, :],
     )
-
-
-@triton.jit
-def _fetch_first(weight, column, num_columns, first, depth, weight_row):
-    """Bring the first lines of a program's weights to the cache; four a column did best."""
-    line = tl.minimum(first + tl.arange(0, 4) * 64, depth - 1)
-    column = tl.minimum(column, num_columns - 1).to(tl.int64)
-    fetch(weight + column[:, None] * weight_row + line[None, :])

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bestk.backends.transformers.handover import fetch, handover, take_over
+from bestk.backends.transformers.handover import fetch_first, handover, take_over
 
 # With more rows the libraries' products are the faster ones.
 MOST_ROWS = 32
@@ -125,11 +125,9 @@ def _product(
     first = part * span
     if is_early:
         lines: tl.constexpr = block_inner // 64 if block_inner > 64 else 1
-        line = tl.minimum(first + tl.arange(0, lines) * 64, inner - 1)
-        column = tl.minimum(columns, outputs - 1).to(tl.int64)[:, None] * inner
-        fetch(weight + column + line[None, :])
+        fetch_first(weight, columns, outputs, first, inner, inner, lines)
         if is_gated:
-            fetch(weight_1 + column + line[None, :])
+            fetch_first(weight_1, columns, outputs, first, inner, inner, lines)
     take_over(is_early)
     for start in range(first, tl.minimum(first + span, inner), block_inner):
         index = start + tl.arange(0, block_inner)

@@ -241,9 +241,8 @@ class Seq2SeqTreeSession(OfSources):
         return self._children(group, self.forbidden.later(self.logits(group)))
 
     def _children(self, group: Group, logits: Float[Tensor, "batch group vocab"]) -> Children:
-        with_kernel = self.layout.with_kernel
         return picked_children(
-            group, logits, self.num_children, self.shaper, with_kernel=with_kernel
+            group, logits, self.num_children, self.shaper, with_kernel=self.layout.with_kernel
         )
 
     def logits(self, group: Group) -> Float[Tensor, "batch group vocab"]:
