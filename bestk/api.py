@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from bestk.config import DIVERSITY, SearchConfig
 from bestk.errors import BestKError, OptionError, PromptError, SearchInterrupted
 from bestk.finish import Finish
-from bestk.language_model import LanguageModel, Message, Prompt, is_batch
+from bestk.language_model import Features, LanguageModel, Message, Prompt, is_batch
 from bestk.many import auto_batch_size, check_batch_size, encode_all, search_many
 from bestk.processing.hooks import AllowedTokensFn, Hooks
 from bestk.result import Hypothesis, SearchResult
@@ -23,7 +23,7 @@ from bestk.selection import Embed, check_embed
 if TYPE_CHECKING:
     from bestk.rerank import Reranker
 
-Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
+Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]] | Sequence[Features]
 
 logger = logging.getLogger("bestk")
 
