@@ -147,46 +147,41 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     beams: dict[int, tuple[float, int]] = {}
     # One for all cases: the first call of a later case is what a new shape costs.
-    models = {
-        compiled: bestk.from_transformers(model, compile=compiled)
-        for compiled in ((False, True) if args.compile else (False,))
-    }
+    lm = bestk.from_transformers(model)
     for k, batch in [tuple(map(int, case.split("x"))) for case in args.cases]:
         ids = prompts(batch, args.length, model.config.get_text_config().vocab_size)
         if batch not in beams:
             work = beam(model, ids)
             _, seconds = timed(work, args.repeats)
             beams[batch] = seconds, peak(work)
-        for compiled, lm in models.items():
-            results: list[Any] = []
-            work = functools.partial(search, lm, ids, k, batch, results)
-            first, seconds = timed(work, args.repeats)
-            steps = -(-(300 - 1) // k)
-            floor = step_bytes * steps / (args.bandwidth * 1e12)
-            lm.lanes.clear()
-            memory = peak(work)
-            lm.lanes.clear()
-            rows.append(
-                {
-                    "shape": shape,
-                    "k": k,
-                    "batch": batch,
-                    "compile": compiled,
-                    "beam_s": beams[batch][0],
-                    "bestk_s": seconds,
-                    "ratio": seconds / beams[batch][0],
-                    "first_call_s": first,
-                    "floor_s": floor,
-                    "over_floor": seconds / floor,
-                    "expanded": results[0].cost.expanded,
-                    "texts": statistics.mean(len(r.hypotheses) for r in results),
-                    "beam_peak_mb": beams[batch][1] / 1e6,
-                    "bestk_peak_mb": memory / 1e6,
-                }
-            )
-            print(json.dumps(rows[-1]), flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
+        results: list[Any] = []
+        work = functools.partial(search, lm, ids, k, batch, results)
+        first, seconds = timed(work, args.repeats)
+        steps = -(-(300 - 1) // k)
+        floor = step_bytes * steps / (args.bandwidth * 1e12)
+        lm.lanes.clear()
+        memory = peak(work)
+        lm.lanes.clear()
+        rows.append(
+            {
+                "shape": shape,
+                "k": k,
+                "batch": batch,
+                "beam_s": beams[batch][0],
+                "bestk_s": seconds,
+                "ratio": seconds / beams[batch][0],
+                "first_call_s": first,
+                "floor_s": floor,
+                "over_floor": seconds / floor,
+                "expanded": results[0].cost.expanded,
+                "texts": statistics.mean(len(r.hypotheses) for r in results),
+                "beam_peak_mb": beams[batch][1] / 1e6,
+                "bestk_peak_mb": memory / 1e6,
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
     return rows
 
 
@@ -196,7 +191,6 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--cases", nargs="+", default=["10x1", "5x1", "10x32"], help="k x batch")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s, for the floor")
     parser.add_argument("--json")

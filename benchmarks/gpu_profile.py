@@ -36,9 +36,9 @@ def kernel_times(work: Any) -> dict[str, list[float]]:
     return times
 
 
-def report(shape: str, k: int, batch: int, top: int, dtype: str, compiled: bool) -> None:
+def report(shape: str, k: int, batch: int, top: int, dtype: str) -> None:
     model = build(shape, getattr(torch, dtype))
-    lm = bestk.from_transformers(model, compile=compiled)
+    lm = bestk.from_transformers(model)
     ids = prompts(batch, 300, model.config.get_text_config().vocab_size)
     work = functools.partial(search, lm, ids, k, batch, [])
     for _ in range(4):
@@ -49,13 +49,12 @@ def report(shape: str, k: int, batch: int, top: int, dtype: str, compiled: bool)
         wall = time.perf_counter() - start
     times = kernel_times(work)
     total = sum(map(sum, times.values()))
-    print(f"{shape} k={k} batch={batch} compile={compiled}")
+    print(f"{shape} k={k} batch={batch}")
     print(f"wall {wall * 1e3:.1f} ms without the profiler, kernels {total / 1e3:.1f} ms")
     print(f"{'total ms':>9} {'share':>6} {'count':>6} {'mean us':>8}  kernel")
     for name, spent in sorted(times.items(), key=lambda item: -sum(item[1]))[:top]:
         ms, mean = sum(spent) / 1e3, sum(spent) / len(spent)
         print(f"{ms:9.2f} {ms * 1e3 / total:6.1%} {len(spent):6} {mean:8.2f}  {name[:110]}")
-    print(*lm.backend.checkpoint.fusion.products.chosen(), sep="\n", flush=True)
     lm.lanes.clear()
 
 
@@ -66,13 +65,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--top", type=int, default=25)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     logging.getLogger("bestk").setLevel(logging.ERROR)  # random weights complete no text
     for shape in args.shapes:
         for k in args.k:
             for batch in args.batch:
-                report(shape, k, batch, args.top, args.dtype, args.compile)
+                report(shape, k, batch, args.top, args.dtype)
                 gc.collect()
                 torch.cuda.empty_cache()
 

@@ -1,12 +1,9 @@
 """Shows that no speed-up changes a result: every way of running gives the same trees in float32.
 
     python benchmarks/gpu_same_tree.py [FAMILY ...]
-    python benchmarks/gpu_same_tree.py handover
 
 Compares, on one GPU: masks and plain steps, the tree kernel and plain steps, the captured graph, a
-captured batch with refilled lanes, and the compiled model; decoder-only and encoder-decoder. The
-kernels of products run in half precision alone, where every order of sums rounds differently: there
-the same kernels are compared that hand over to one another, several times, and that do not.
+captured batch with refilled lanes; decoder-only and encoder-decoder.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from typing import Any
 
 import torch
 import transformers
-from gpu_beam import build, prompts
 
 import bestk
 
@@ -75,7 +71,7 @@ def tree(result: Any) -> list[tuple[int, int]]:
     return list(zip(result.tree.parent.tolist(), result.tree.token.tolist(), strict=True))
 
 
-def compare(name: str, config: Any, *, compiled: bool) -> None:
+def compare(name: str, config: Any) -> None:
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
     if config.is_encoder_decoder:
@@ -101,7 +97,7 @@ def compare(name: str, config: Any, *, compiled: bool) -> None:
     lm = bestk.from_transformers(model)
     asked = dict(os.environ)
     # What is compared with has no kernels at all.
-    os.environ |= {"BESTK_SEARCH": "plain", "BESTK_CHILDREN": "torch"}
+    os.environ["BESTK_KERNELS"] = "none"
     ways = {"masks": plain(False)}
     os.environ.clear()
     os.environ.update(asked)
@@ -112,36 +108,9 @@ def compare(name: str, config: Any, *, compiled: bool) -> None:
     ways["graph, again"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
     ways["graph, 8 lanes"] = bestk.search(lm, prompts, batch_size=8, **options)
     ways["graph, 24 lanes"] = bestk.search(lm, prompts, batch_size=24, **options)
-    if compiled:
-        fast = bestk.from_transformers(model, compile=True)
-        ways["compiled, 8 lanes"] = bestk.search(fast, prompts, batch_size=8, **options)
     truth = ways["masks"]
     for way, results in ways.items():
         told(name, way, truth, results)
-
-
-def handover(shape: str) -> None:
-    """Compare kernels that start early with the same ones in turn, which must agree to the bit."""
-    from bestk.backends.transformers import handover as handing
-
-    os.environ["BESTK_PRODUCTS"] = "kernels"  # not what happens to be fastest
-    model = build(shape, torch.bfloat16)
-    ids = prompts(8, 200, model.config.get_text_config().vocab_size)
-    options: dict[str, Any] = {"k": 10, "max_new_tokens": 20, "min_prob": 0.0, "max_children": 20}
-
-    def found(way: str) -> list[Any]:
-        os.environ["BESTK_HANDOVER"] = way
-        handing._can_hand_over.cache_clear()
-        lm = bestk.from_transformers(model)
-        alone = [bestk.search(lm, one, **options) for one in ids]
-        return [*alone, *bestk.search(lm, ids, batch_size=8, **options)]
-
-    truth = found("plain")
-    for number in range(3):
-        results = found("")
-        told(f"{shape}, bfloat16", f"handover, run {number + 1}", truth, results)
-        if [tree(one) for one in truth] != [tree(one) for one in results]:
-            raise SystemExit(f"{shape}: a kernel started before its input was there")
 
 
 def told(name: str, way: str, truth: list[Any], results: list[Any]) -> None:
@@ -160,12 +129,8 @@ def told(name: str, way: str, truth: list[Any], results: list[Any]) -> None:
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     logging.getLogger("bestk").setLevel(logging.ERROR)  # random weights complete few texts
-    for name in sys.argv[1:] or [*families(), "handover"]:
-        if name == "handover":
-            for shape in ("llama-135m", "bart-large"):
-                handover(shape)
-        else:
-            compare(name, families()[name], compiled=name == "llama")
+    for name in sys.argv[1:] or families():
+        compare(name, families()[name])
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from typing import Any
 
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
 
-# (k, batch): the fraction of beam search's time aimed for, as it is and with compile=True.
-_USUAL = {(10, 1): (0.13, 0.09), (5, 1): (0.24, 0.17), (10, 32): (0.20, 0.15)}
+# (k, batch): the fraction of beam search's time aimed for.
+_USUAL = {(10, 1): 0.13, (5, 1): 0.24, (10, 32): 0.20}
 TARGETS = {
-    "llama-135m": {(10, 1): (0.13, 0.08), (5, 1): (0.24, 0.15), (10, 32): (0.18, 0.12)},
+    "llama-135m": {(10, 1): 0.13, (5, 1): 0.24, (10, 32): 0.18},
     "llama-1b": _USUAL,
-    "llama-8b": {(10, 1): (0.20, 0.16), (5, 1): (0.38, 0.30), (10, 32): (0.22, 0.17)},
+    "llama-8b": {(10, 1): 0.20, (5, 1): 0.38, (10, 32): 0.22},
     "bart-large": _USUAL,
     "t5-large": _USUAL,
 }
@@ -31,7 +31,6 @@ FLOOR_TARGETS = {("llama-8b", 10, 1): 1.8}  # times the floor, for (shape, k, ba
 COLUMNS = (
     "k",
     "batch",
-    "compile",
     "target",
     "measured",
     "",
@@ -75,10 +74,10 @@ def sections(logs: Sequence[Path]) -> dict[str, str]:
 def tables(entries: Iterable[dict[str, Any]]) -> str:
     """Write one table per shape, and how many targets were met."""
     machines: dict[str, None] = {}
-    rows: dict[str, dict[tuple[int, int, bool], dict[str, Any]]] = {}
+    rows: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}
     for entry in entries:
         if "shape" in entry:
-            key = (entry["k"], entry["batch"], entry["compile"])
+            key = (entry["k"], entry["batch"])
             rows.setdefault(entry["shape"], {})[key] = entry
         elif "gpu" in entry:
             machines[", ".join(f"{name} {value}" for name, value in entry.items())] = None
@@ -98,8 +97,7 @@ def tables(entries: Iterable[dict[str, Any]]) -> str:
 
 def target(row: dict[str, Any]) -> float | None:
     """Return what was aimed for, None where nothing was."""
-    pair = TARGETS.get(row["shape"], {}).get((row["k"], row["batch"]))
-    return pair[row["compile"]] if pair is not None else None
+    return TARGETS.get(row["shape"], {}).get((row["k"], row["batch"]))
 
 
 def is_met(row: dict[str, Any]) -> bool:
@@ -116,7 +114,6 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         str(row["k"]),
         str(row["batch"]),
-        "yes" if row["compile"] else "no",
         "" if aim is None else f"{aim:.2f}",
         f"{row['ratio']:.2f}",
         verdict,

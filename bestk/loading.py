@@ -39,7 +39,6 @@ def load(
     device_map: Any = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    compile: bool = False,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     decoder_prompt: Sequence[int] | None = None,
@@ -48,7 +47,7 @@ def load(
     """Load a model by short name, folder or hub name; its config tells what kind it is.
 
     `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
-    if there is one. `compile` and what comes after it are explained at `from_transformers`.
+    if there is one. What comes after it is explained at `from_transformers`.
 
     A name like `http://localhost:8000` is an engine's (`engines.py`); it takes `engine_options`,
     and of the others those that it knows.
@@ -77,7 +76,6 @@ def load(
         model,
         tokenizer,
         name,
-        compile=compile,
         src_lang=src_lang,
         tgt_lang=tgt_lang,
         decoder_prompt=decoder_prompt,
@@ -96,7 +94,6 @@ def from_transformers(
     tokenizer: Any = None,
     name: str | None = None,
     *,
-    compile: bool = False,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     decoder_prompt: Sequence[int] | None = None,
@@ -104,8 +101,7 @@ def from_transformers(
     """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
 
     Without a tokenizer prompts are token ids. Searches put the model into evaluation mode (no
-    dropout). `compile=True` runs a decoder-only model's steps on a GPU through `torch.compile`,
-    after a wait of up to a minute for each new shape; it wins nothing over fused kernels.
+    dropout).
 
     `src_lang` and `tgt_lang` are the languages of a translation model's sources and texts.
     `decoder_prompt` are the token ids that an encoder-decoder's texts start with, in place of those
@@ -131,7 +127,7 @@ def from_transformers(
             raise OptionError(
                 f"{option} is for encoder-decoders, {type(model).__name__} is none: leave it out"
             )
-    return LanguageModel(CausalBackend(model, name, compiled=compile), tokenizer)
+    return LanguageModel(CausalBackend(model, name), tokenizer)
 
 
 def source_of(name: str) -> str:

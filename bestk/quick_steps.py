@@ -1,19 +1,14 @@
-"""Chooses what does the search's own part of a step: kernels on a GPU, else plain tensors.
-
-BESTK_SEARCH=plain never takes the kernels. BESTK_SEARCH=kernels takes them in Triton's interpreter
-too, for tests, and says where they cannot be taken.
-"""
+"""Chooses what does the search's own part of a step: kernels on a GPU, else plain tensors."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
 from typing import TYPE_CHECKING
 
 import torch
 
 from bestk.backends.base import Children
+from bestk.kernels import are_asked_for, may_run
 
 if TYPE_CHECKING:
     from bestk.best_k import Searches
@@ -26,7 +21,7 @@ _TRIED: dict[tuple[object, ...], bool] = {}
 def step_kernels(searches: Searches, rounding: float) -> StepKernels | None:
     """Return the kernels of searches that have not begun, None where plain tensors do it."""
     device = searches.clock.device
-    if searches.rules or not _is_wanted(device) or importlib.util.find_spec("triton") is None:
+    if searches.rules or not may_run("search", device):
         return None
     try:
         from bestk.search_kernels import StepKernels
@@ -40,16 +35,6 @@ def step_kernels(searches: Searches, rounding: float) -> StepKernels | None:
     return kernels if _TRIED[shape] else None
 
 
-def _is_wanted(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return os.environ.get("BESTK_SEARCH") != "plain"
-    return _are_asked_for() and os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _are_asked_for() -> bool:
-    return os.environ.get("BESTK_SEARCH") == "kernels"
-
-
 def _fits(kernels: StepKernels) -> bool:
     if not kernels.fits():
         _tell("no search kernels hold the shape %s", kernels.shape)
@@ -59,7 +44,7 @@ def _fits(kernels: StepKernels) -> bool:
 
 def _tell(message: str, *details: object) -> None:
     """Say why there are no kernels: aloud to whoever asked for them."""
-    level = logging.WARNING if _are_asked_for() else logging.DEBUG
+    level = logging.WARNING if are_asked_for("search") else logging.DEBUG
     logging.getLogger("bestk").log(level, message, *details)
 
 

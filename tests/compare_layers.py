@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import interpreted
@@ -74,20 +73,6 @@ def counted(owner: Any, name: str) -> list[int]:
 
     setattr(owner, name, counting)
     return calls
-
-
-def half_precision() -> None:
-    """Steps by the kernels for few rows agree with plain forwards: float16, which CPUs can do."""
-    os.environ["BESTK_PRODUCTS"] = "kernels"
-    try:
-        lm = bestk.from_transformers(made("qwen2").half())
-        assert lm.backend._with_kernel, "the kernel was not taken"
-    finally:
-        del os.environ["BESTK_PRODUCTS"]
-    assert len(lm.backend.checkpoint.fusion.layers) == 3
-    chosen = lm.backend.checkpoint.fusion.products._chosen
-    ways = {key[0]: way.func.__name__ for key, way in chosen.items()}
-    assert ways == {"linear": "_by_plan", "gated": "_by_gated_plan", "whole": "_by_plan"}, ways
 
 
 def moved_weights() -> None:

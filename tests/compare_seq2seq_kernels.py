@@ -14,10 +14,10 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import bestk
 from bestk.backends.base import Group
-from bestk.backends.transformers import row_kernels, seq2seq_kernels
+from bestk.backends.transformers import kernels, seq2seq_kernels
 from bestk.backends.transformers.cache import Layout
 from bestk.backends.transformers.fused_decoder import aligned_product, fused_decoder
-from bestk.backends.transformers.row_kernels import Norm
+from bestk.backends.transformers.kernels import Norm
 from bestk.backends.transformers.seq2seq import Seq2SeqBackend, Seq2SeqTreeSession
 from bestk.backends.transformers.seq2seq_probe import Probe, agrees
 from bestk.backends.transformers.sources import Seq2SeqCheckpoint
@@ -85,7 +85,7 @@ def path_attention() -> None:
     _path(50, with_bias=True)  # more than one block of prompt and path
 
 
-def _source(width: int, places: int, dtype: torch.dtype, *, may_split: bool) -> None:
+def _source(width: int, places: int, dtype: torch.dtype) -> None:
     batch, heads, head = 2, 3, 24
     keys, values = torch.randn(2, batch, heads, places, head).to(dtype).unbind()
     query = torch.randn(batch * width, heads * head).to(dtype)
@@ -98,9 +98,7 @@ def _source(width: int, places: int, dtype: torch.dtype, *, may_split: bool) -> 
         attn_mask=seen[:, None, None],
         scale=0.3,
     )
-    fused = seq2seq_kernels.source_attention(
-        query, keys, values, length, 0.3, may_split=may_split
-    ).float()
+    fused = seq2seq_kernels.source_attention(query, keys, values, length, 0.3).float()
     close = 1e-5 if dtype == torch.float32 else 2e-2
     expected = plain.transpose(1, 2).reshape(batch * width, -1)
     torch.testing.assert_close(fused, expected, rtol=close, atol=close)
@@ -108,52 +106,13 @@ def _source(width: int, places: int, dtype: torch.dtype, *, may_split: bool) -> 
 
 def source_attention() -> None:
     for dtype in (torch.float32, torch.float16):  # the interpreter cannot multiply bfloat16
-        _source(3, 70, dtype, may_split=True)
-        _source(17, 130, dtype, may_split=True)
-        _source(2, 700, dtype, may_split=True)
-        _source(2, 700, dtype, may_split=False)
-    _source(70, 40, torch.float32, may_split=True)
-
-
-def products() -> None:
-    for kind, close in ((torch.float32, 1e-5), (torch.float16, 2e-2)):
-        rows = torch.randn(2 * 5, 2 * 72).to(kind)[:, 72:]  # rows that lie apart
-        weights = [torch.randn(40, 72).to(kind) for _ in range(3)]
-        biases = [torch.randn(40).to(kind), None, torch.randn(40).to(kind)]
-        expected = [functional.linear(rows, w, b) for w, b in zip(weights, biases, strict=True)]
-        found = row_kernels.product(rows, weights, biases)
-        torch.testing.assert_close(found, expected, rtol=close, atol=10 * close)
-        found = row_kernels.product(rows, weights[:1], [None])
-        expected = [functional.linear(rows, weights[0])]
-        torch.testing.assert_close(found, expected, rtol=close, atol=10 * close)
-        parts = row_kernels.partial_product(rows, weights[0])
-        torch.testing.assert_close(
-            parts.sum(0).to(kind), functional.linear(rows, weights[0]), rtol=close, atol=10 * close
-        )
-    wide = torch.randn(3, 1000)
-    weight = torch.randn(24, 1000)
-    parts = row_kernels.partial_product(wide, weight)
-    assert len(parts) > 1, "this must be shared out"
-    torch.testing.assert_close(parts.sum(0), wide @ weight.T, rtol=1e-4, atol=1e-4)
-
-
-def activated() -> None:
-    acts = {
-        "none": lambda x: x,
-        "relu": functional.relu,
-        "gelu": functional.gelu,
-        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-        "silu": functional.silu,
-    }
-    rows, weight, gate = torch.randn(6, 40), torch.randn(50, 40), torch.randn(50, 40)
-    bias = torch.randn(50)
-    for name, act in acts.items():
-        plain = act(functional.linear(rows, weight, bias))
-        found = row_kernels.activated(rows, weight, bias, name)
-        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
-        plain = act(rows @ weight.T) * (rows @ gate.T)
-        found = row_kernels.activated(rows, weight, None, name, gate)
-        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+        _source(3, 70, dtype)
+        _source(17, 130, dtype)
+        _source(2, 700, dtype)
+        few, seq2seq_kernels._FEW_PROGRAMS = seq2seq_kernels._FEW_PROGRAMS, 0
+        _source(2, 700, dtype)  # a long source that is not shared out
+        seq2seq_kernels._FEW_PROGRAMS = few
+    _source(70, 40, torch.float32)
 
 
 def add_norm() -> None:
@@ -170,30 +129,21 @@ def add_norm() -> None:
             root: Norm(root.weight, None, root.variance_epsilon, is_rms=True),
         }
         for plain, norm in ours.items():
-            total, normed = row_kernels.add_norm(update, residual, norm)
+            total, normed = kernels.add_norm(update, residual, norm)
             torch.testing.assert_close(total, update + residual)
             torch.testing.assert_close(normed, plain(update + residual), rtol=close, atol=close)
-            total, normed = row_kernels.add_norm(update, None, norm)
+            total, normed = kernels.add_norm(update, None, norm)
             torch.testing.assert_close(normed, plain(update), rtol=close, atol=close)
-            parts, bias = torch.randn(3, 6, size), torch.randn(size).to(kind)
-            whole = (parts.sum(0) + bias).to(kind) + residual
-            total, normed = row_kernels.add_norm(parts, residual, norm, bias)
-            torch.testing.assert_close(total, whole, rtol=close, atol=close)
-            torch.testing.assert_close(normed, plain(whole), rtol=close, atol=close)
-        torch.testing.assert_close(
-            row_kernels.add_norm(update, residual, None)[0], update + residual
-        )
+        torch.testing.assert_close(kernels.add_norm(update, residual, None)[0], update + residual)
 
 
 def decoders() -> None:
-    """Whole models: the probe must say yes, with our products and with the libraries'."""
+    """Whole models: the probe must say yes."""
     for family in ("t5", "flan-t5", "umt5", "bart", "mbart", "marian", "pegasus", "whisper"):
         checkpoint, fused = _fused(family)
-        for has_products in (True, False) if family in ("flan-t5", "bart", "mbart") else (False,):
-            setattr(fused, "_are_few", lambda rows, has=has_products: has)  # noqa: B010
-            make = functools.partial(Seq2SeqTreeSession, fused=fused)
-            source = sources_for(family)[0]
-            assert agrees(Probe(checkpoint, source), Seq2SeqTreeSession, make), family
+        make = functools.partial(Seq2SeqTreeSession, fused=fused)
+        source = sources_for(family)[0]
+        assert agrees(Probe(checkpoint, source), Seq2SeqTreeSession, make), family
         parts = checkpoint.model.named_modules()
         changed = [name for name, part in parts if "forward" in vars(part)]
         assert not changed, "a model must be left as it was"
@@ -215,7 +165,7 @@ def unknown() -> None:
 
 
 def halves() -> None:
-    """In half precision our own products run, and logits are written in whole lines."""
+    """In half precision logits are written in whole lines."""
     linear = torch.nn.Linear(24, 51, bias=False)
     hidden = torch.randn(2, 3, 24)
     torch.testing.assert_close(aligned_product(linear, hidden), linear(hidden))

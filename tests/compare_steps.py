@@ -97,7 +97,7 @@ def compare(config: SearchConfig, seed: int, *, batch: int, vocab: int, device: 
 
 
 def make(way: str, config: SearchConfig, batch: int, vocab: int, device: str) -> Searches:
-    os.environ["BESTK_SEARCH"] = way
+    os.environ["BESTK_KERNELS"] = "search" if way == "kernels" else "none"
     return Searches(
         config, batch=batch, vocab_size=vocab, eos_ids=(0,), device=torch.device(device)
     )

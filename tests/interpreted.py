@@ -47,6 +47,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={
             **os.environ,
             "TRITON_INTERPRET": "1",
+            "BESTK_KERNELS": "attention,layers,pieces,children,sources",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(HERE.parent),
         },

@@ -205,11 +205,11 @@ def test_command(
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(bestk, "load", lambda *_, **options: asked.append(options) or lm)
     sizes = ("--beam-size", "3", "--max-new-tokens", "6", "--prompt-tokens", "8", "--repeats", "1")
-    code, out, err = cli("bench", "--k", "4", *sizes, "--json", "--compile", "--dtype", "float32")
+    code, out, err = cli("bench", "--k", "4", *sizes, "--json", "--dtype", "float32")
     assert (code, err) == (0, "")
     found = Report.from_json(json.loads(out))
     assert found.settings == dataclasses.replace(SMALL, ks=(4,), batch=1)
-    assert asked == [{"dtype": "float32", "compile": True}]
+    assert asked == [{"dtype": "float32"}]
     code, out, _ = cli("bench", *sizes)
     assert code == 0
     assert [line.split("  ")[0] for line in out.splitlines()[-5:]][:2] == [
@@ -241,7 +241,7 @@ def test_the_page_shows_the_results_that_are_kept(page: Any) -> None:
 
 
 def test_tables_judge_by_the_target(page: Any, tmp_path: Path) -> None:
-    common = {"batch": 1, "compile": False, "beam_s": 1.0, "first_call_s": 2.0}
+    common = {"batch": 1, "beam_s": 1.0, "first_call_s": 2.0}
     common |= {"over_floor": 3.0, "beam_peak_mb": 40.0, "bestk_peak_mb": 5.0}
     old, new, missed = (
         common | {"shape": "llama-1b", "k": k, "ratio": ratio, "bestk_s": ratio}
@@ -253,7 +253,7 @@ def test_tables_judge_by_the_target(page: Any, tmp_path: Path) -> None:
     made = page.sections([log])["tables"].splitlines()
     assert made[0] == "Machine: gpu G1."
     assert made[2] == "Targets met: 1 of 2."
-    assert made[-2] == "| 10 | 1 | no | 0.13 | 0.13 | met | 1.000 | 0.135 | 2.00 | 40 | 5 | 3.0 |"
+    assert made[-2] == "| 10 | 1 | 0.13 | 0.13 | met | 1.000 | 0.135 | 2.00 | 40 | 5 | 3.0 |"
     assert "| 0.24 | 0.36 | 1.5× target |" in made[-1]
     with pytest.raises(SystemExit, match="must hold the marks"):
         page.replaced("no marks", {"tables": "x"})

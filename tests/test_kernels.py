@@ -17,11 +17,9 @@ KERNELS = (
     "add_norm",
     "gated",
     "place",
-    "product",
-    "gated_product",
     "children",
 )
-LAYERS = ("families", "half_precision", "moved_weights")
+LAYERS = ("families", "moved_weights")
 STEPS = {"small": "6", "large": "1"}  # and how many random searches
 
 needs_triton = pytest.mark.skipif(

@@ -13,6 +13,7 @@ import torch
 from bestk import quick_steps
 from bestk.best_k import Rule, Searches
 from bestk.config import SearchConfig
+from bestk.kernels import may_run
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs the package triton"
@@ -38,11 +39,11 @@ def test_a_cpu_takes_tensor_operations() -> None:
     ("device", "asked", "is_interpreted", "wanted"),
     [
         ("cuda", None, False, True),
-        ("cuda", "kernels", False, True),
-        ("cuda", "plain", False, False),
-        ("cpu", None, True, False),
-        ("cpu", "kernels", False, False),
-        ("cpu", "kernels", True, True),
+        ("cuda", "layers,search", False, True),
+        ("cuda", "layers", False, False),
+        ("cuda", "none", False, False),
+        ("cpu", "all", False, False),
+        ("cpu", "search", True, True),
     ],
 )
 def test_a_gpu_takes_kernels_unless_told(
@@ -52,11 +53,11 @@ def test_a_gpu_takes_kernels_unless_told(
     wanted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in (("BESTK_SEARCH", asked), ("TRITON_INTERPRET", "1" * is_interpreted)):
+    for name, value in (("BESTK_KERNELS", asked), ("TRITON_INTERPRET", "1" * is_interpreted)):
         monkeypatch.delenv(name, raising=False)
         if value:
             monkeypatch.setenv(name, value)
-    assert quick_steps._is_wanted(torch.device(device)) == wanted
+    assert may_run("search", torch.device(device)) == wanted
 
 
 @needs_triton
@@ -64,7 +65,7 @@ class TestWithTriton:
     @pytest.fixture(autouse=True)
     def interpreter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-        monkeypatch.setenv("BESTK_SEARCH", "kernels")
+        monkeypatch.setenv("BESTK_KERNELS", "search")
         monkeypatch.setattr(quick_steps, "_TRIED", {})
 
     def test_only_where_they_fit(
@@ -80,7 +81,7 @@ class TestWithTriton:
         assert searches(k=300).kernels is None
         assert "no search kernels hold the shape (512," in caplog.text
         assert len(caplog.records) == 1, "they were asked for: told, but once"
-        monkeypatch.setenv("BESTK_SEARCH", "plain")
+        monkeypatch.setenv("BESTK_KERNELS", "none")
         assert searches().kernels is None
 
     def test_a_triton_that_cannot_be_loaded_is_left_alone(
@@ -110,7 +111,6 @@ class TestWithTriton:
         assert found[0].clock.tolist() == [0, 0]
         assert found[0].is_active.tolist() == [True, True]
         caplog.clear()
-        monkeypatch.setattr(quick_steps, "_is_wanted", lambda device: True)
-        monkeypatch.delenv("BESTK_SEARCH")
+        monkeypatch.delenv("BESTK_KERNELS")
         assert searches(k=7).kernels is None
         assert not [one for one in caplog.records if one.levelno >= logging.WARNING]

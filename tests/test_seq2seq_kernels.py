@@ -10,8 +10,6 @@ import pytest
 COMPARISONS = (
     "path_attention",
     "source_attention",
-    "products",
-    "activated",
     "add_norm",
     "decoders",
     "unknown",

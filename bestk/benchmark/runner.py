@@ -165,7 +165,7 @@ def _first(lm: LanguageModel, method: _Method, watch: Any) -> dict[str, Any]:
     """Run a method for the first time: what it finds, does and holds.
 
     `watch` is a model whose calls are looked at. On a GPU it is left out for our own methods: they
-    count their calls, and a hook would be compiled into a model that is compiled.
+    count their calls.
     """
     device = lm.backend.device
     with watched(watch) as seen:

@@ -40,10 +40,6 @@ def bench(
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
-    compile: Annotated[
-        bool,
-        typer.Option("--compile", help="Compile the model's steps first.", rich_help_panel="Model"),
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """[bold]bestk bench --k 5 --k 10 --prompt-tokens 300[/bold]
@@ -64,7 +60,7 @@ def bench(
         repeats=repeats,
         full=full,
     )
-    lm = terminal.load(model, dtype=dtype, device=device, compile=compile)
+    lm = terminal.load(model, dtype=dtype, device=device)
     report = run_bench(lm, settings)
     if as_json:
         terminal.print_json(report.to_json())

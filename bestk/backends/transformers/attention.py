@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
@@ -30,12 +27,6 @@ class _Current:
 
     layout: Layout | None = None
     path: Tensor | None = None
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Say whether the Triton kernels can run there; its interpreter, for tests, runs anywhere."""
-    can_run = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return can_run and importlib.util.find_spec("triton") is not None
 
 
 @contextlib.contextmanager

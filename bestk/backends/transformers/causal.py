@@ -24,6 +24,7 @@ from bestk.backends.transformers.children import picked_children
 from bestk.backends.transformers.model import Checkpoint, pad_right
 from bestk.backends.transformers.prefix import PrefixSession
 from bestk.backends.transformers.probe import sharing_obstacle, window
+from bestk.kernels import may_run
 
 logger = logging.getLogger("bestk")
 
@@ -31,8 +32,8 @@ logger = logging.getLogger("bestk")
 class CausalBackend:
     """Any `AutoModelForCausalLM`, on whatever device and in whatever dtype it was loaded."""
 
-    def __init__(self, model: Any, name: str | None = None, *, compiled: bool = False) -> None:
-        self.checkpoint = Checkpoint(model, name, compiled=compiled)
+    def __init__(self, model: Any, name: str | None = None) -> None:
+        self.checkpoint = Checkpoint(model, name)
         self.name = self.checkpoint.name
         self.vocab_size = self.checkpoint.vocab_size
         self.eos_ids = self.checkpoint.eos_ids
@@ -76,7 +77,7 @@ class CausalBackend:
     @functools.cached_property
     def _with_kernel(self) -> bool:
         """Say whether the GPU's tree kernel gives this model's own numbers."""
-        if not attention.has_kernels(self.device) or len(self.checkpoint.devices) > 1:
+        if not may_run("attention", self.device) or len(self.checkpoint.devices) > 1:
             return False
         session = functools.partial(TreeSession, with_kernel=True)
         obstacle = sharing_obstacle(self.checkpoint, session)
@@ -118,9 +119,6 @@ class TreeSession:
             used=size,
         )
         self.cache: Any = tree_cache(self.layout)
-        # Fused layers leave a compiler nothing to do but the products, which are tuned anyway.
-        has_layers = with_kernel and checkpoint.fusion.has_layers
-        self.step: Any = checkpoint.model if has_layers else checkpoint.stepper
 
     @property
     def is_static(self) -> bool:
@@ -172,7 +170,7 @@ class TreeSession:
         mask = self.checkpoint.attention_mask
         products = self.checkpoint.small_products.applied(group.token.numel())
         with products, self._attention(group.path):
-            output = self.step(
+            output = self.checkpoint.model(
                 input_ids=group.token.clamp(min=0),
                 attention_mask=None if self.with_kernel else mask(layout.mask(group)),
                 position_ids=layout.positions(group),
@@ -196,8 +194,6 @@ class TreeSession:
         if not self.with_kernel:
             yield
             return
-        fused: Any = self.checkpoint.fusion.applied(is_step=path is not None)
-        if path is not None and self.step is not self.checkpoint.model:
-            fused = contextlib.nullcontext()  # a compiled model fuses these operations itself
+        fused = self.checkpoint.fusion.applied()
         with attention.tree_attention(self.checkpoint.config, self.layout, path), fused:
             yield

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bestk.backends.base import Children, Group, Shaper, shaped_children
+from bestk.kernels import may_run
 
 
 def picked_children(
@@ -20,6 +21,6 @@ def picked_children(
     if with_kernel and shaper is None:
         from bestk.backends.transformers import children_kernels
 
-        if children_kernels.can_pick(num_children):
+        if may_run("children", logits.device) and children_kernels.can_pick(num_children):
             return children_kernels.top_children(logits, num_children)
     return shaped_children(group, logits, num_children, shaper)

@@ -9,15 +9,12 @@ of equal logits the lowest id comes first.
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from bestk.backends.base import Children
-from bestk.backends.transformers.handover import handover, take_over
 
 # With more children, sorting is the better way.
 MOST_CHILDREN = 32
@@ -27,8 +24,8 @@ _NOTHING = tl.constexpr(-9223372036854775807)  # below the key of any token
 
 
 def can_pick(num_children: int) -> bool:
-    """Say whether the kernels are for this many children; BESTK_CHILDREN=torch says never."""
-    return 0 < num_children <= MOST_CHILDREN and os.environ.get("BESTK_CHILDREN") != "torch"
+    """Return whether the kernels are for this many children."""
+    return 0 < num_children <= MOST_CHILDREN
 
 
 def top_children(logits: Tensor, num_children: int) -> Children:
@@ -42,7 +39,7 @@ def top_children(logits: Tensor, num_children: int) -> Children:
     sums = rows.new_empty(count, pieces, 2, dtype=torch.float32)
     _survey[(count, pieces)](
         rows, keys, sums, rows.stride(0), vocab, pieces, places,
-        block=_PIECE, num_warps=4, **handover(rows),
+        block=_PIECE, num_warps=4,
     )  # fmt: skip
     token = rows.new_empty(count, num_children, dtype=torch.int64)
     log_prob = rows.new_empty(count, num_children, dtype=torch.float32)
@@ -52,7 +49,6 @@ def top_children(logits: Tensor, num_children: int) -> Children:
         block_places=triton.next_power_of_2(places),
         block_pieces=triton.next_power_of_2(pieces),
         num_warps=4,
-        **handover(rows),
     )  # fmt: skip
     shape = (*logits.shape[:-1], num_children)
     return Children(token.view(shape), log_prob.view(shape))
@@ -61,10 +57,9 @@ def top_children(logits: Tensor, num_children: int) -> Children:
 @triton.jit
 def _survey(
     logits, keys, sums, row_stride, vocab, pieces, places,
-    is_early: tl.constexpr, block: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    take_over(is_early)
     token = piece * block + tl.arange(0, block)
     inside = token < vocab
     x = tl.load(logits + row * row_stride + token, mask=inside, other=float("-inf")).to(tl.float32)
@@ -83,11 +78,10 @@ def _survey(
 @triton.jit
 def _pick(
     logits, keys, sums, token, log_prob, row_stride, vocab, pieces, places, num_children,
-    is_early: tl.constexpr, block_children: tl.constexpr, block_places: tl.constexpr,
+    block_children: tl.constexpr, block_places: tl.constexpr,
     block_pieces: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    take_over(is_early)
     piece = tl.arange(0, block_pieces)
     is_piece = piece < pieces
     best = tl.load(sums + (row * pieces + piece) * 2, mask=is_piece, other=float("-inf"))

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from bestk.backends.transformers.row_kernels import Norm
+from bestk.backends.transformers.kernels import Norm
 
 _BART_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 _T5_ATTENTION = ("q", "k", "v", "o")

@@ -20,11 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bestk.backends.base import Group
-from bestk.backends.transformers import row_kernels, seq2seq_kernels
+from bestk.backends.transformers import seq2seq_kernels
 from bestk.backends.transformers.cache import Layout
 from bestk.backends.transformers.decoder_layers import Attention, Layer, activate, known_layers
-from bestk.backends.transformers.row_kernels import Norm, add_norm
-from bestk.backends.transformers.switches import is_off
+from bestk.backends.transformers.kernels import Norm, add_norm
 
 _LINE = 8  # values of half precision that fast products write at once
 
@@ -46,8 +45,6 @@ class FusedDecoder:
         self.layers = layers
         self.final = final
         self.head = head
-        self.may_split = not is_off("split")
-        self.has_products = not is_off("products")
 
     @contextlib.contextmanager
     def applied(
@@ -108,28 +105,24 @@ class FusedDecoder:
         _check(layer.source, source, step)
 
         mixed = self._own(layer.own, normed, own, step, bias)
-        rows, normed = self._add(mixed, layer.own.output, rows, after_own, layer)
+        rows, normed = _add(mixed, layer.own.output, rows, after_own, layer)
         mixed = self._source(layer.source, normed, source, step)
-        rows, normed = self._add(mixed, layer.source.output, rows, after_source, layer)
-        mixed = self._dense(layer, normed)
-        rows, normed = self._add(mixed, layer.narrow, rows, after_dense, layer)
+        rows, normed = _add(mixed, layer.source.output, rows, after_source, layer)
+        wide = activate(layer.activation, _linear(layer.widen, normed))
+        if layer.gate is not None:
+            wide = wide * _linear(layer.gate, normed)
+        rows, normed = _add(wide, layer.narrow, rows, after_dense, layer)
         return layer.returns(stream.keep(rows.view(given.shape), normed))
 
     def _own(
         self, attention: Attention, normed: Tensor, cache: Any, step: _Step, bias: Tensor | None
     ) -> Tensor:
         layout = step.layout
-        linears = (attention.query, attention.keys, attention.values)
-        if self._are_few(normed):
-            weights, biases = [x.weight for x in linears], [x.bias for x in linears]
-            query, keys, values = row_kernels.product(normed, weights, biases)
-        else:
-            query, keys, values = (functional.linear(normed, x.weight, x.bias) for x in linears)
         assert layout.write is not None
         return seq2seq_kernels.path_attention(
-            query,
-            keys,
-            values,
+            _linear(attention.query, normed),
+            _linear(attention.keys, normed),
+            _linear(attention.values, normed),
             cache.keys,
             cache.values,
             step.path,
@@ -142,47 +135,26 @@ class FusedDecoder:
         )
 
     def _source(self, attention: Attention, normed: Tensor, cache: Any, step: _Step) -> Tensor:
-        linear = attention.query
-        if self._are_few(normed):
-            (query,) = row_kernels.product(normed, [linear.weight], [linear.bias])
-        else:
-            query = functional.linear(normed, linear.weight, linear.bias)
         return seq2seq_kernels.source_attention(
-            query,
+            _linear(attention.query, normed),
             cache.keys,
             cache.values,
             step.source_length,
             attention.scaling,
-            may_split=self.may_split,
         )
 
-    def _dense(self, layer: Layer, normed: Tensor) -> Tensor:
-        widen, gate = layer.widen, layer.gate
-        if self._are_few(normed):
-            second = None if gate is None else gate.weight
-            return row_kernels.activated(normed, widen.weight, widen.bias, layer.activation, second)
-        wide = activate(layer.activation, functional.linear(normed, widen.weight, widen.bias))
-        if gate is not None:
-            wide = wide * functional.linear(normed, gate.weight, gate.bias)
-        return wide
 
-    def _add(
-        self, mixed: Tensor, linear: nn.Linear, rows: Tensor, norm: Norm | None, layer: Layer
-    ) -> tuple[Tensor, Tensor]:
-        """Multiply out, add to the residual stream and norm it: the stream, and what reads it."""
-        if self._are_few(mixed):
-            parts = row_kernels.partial_product(mixed, linear.weight)
-            total, normed = add_norm(parts, rows, norm, linear.bias)
-        else:
-            update = functional.linear(mixed, linear.weight, linear.bias)
-            total, normed = add_norm(update, rows, norm)
-        # Where layers norm what they give, the stream is the normed sum itself.
-        return (normed if layer.first is None else total), normed
+def _linear(layer: nn.Linear, rows: Tensor) -> Tensor:
+    return functional.linear(rows, layer.weight, layer.bias)
 
-    def _are_few(self, rows: Tensor) -> bool:
-        # In float32 the libraries' products are kept: they are the plain model's, bit for bit.
-        is_half = rows.dtype != torch.float32
-        return self.has_products and is_half and len(rows) <= row_kernels.MOST_ROWS
+
+def _add(
+    mixed: Tensor, linear: nn.Linear, rows: Tensor, norm: Norm | None, layer: Layer
+) -> tuple[Tensor, Tensor]:
+    """Multiply out, add to the residual stream and norm it: the stream, and what reads it."""
+    total, normed = add_norm(_linear(linear, mixed), rows, norm)
+    # Where layers norm what they give, the stream is the normed sum itself.
+    return (normed if layer.first is None else total), normed
 
 
 def _check(attention: Attention, cache: Any, step: _Step) -> None:
@@ -235,7 +207,7 @@ def _uneven_head(model: Any) -> Any:
     """Return the output layer where its logits do not fill whole lines of memory."""
     head: Any = model.get_output_embeddings()
     has_bias = getattr(head, "bias", None) is not None
-    if type(head) is not nn.Linear or has_bias or is_off("head"):
+    if type(head) is not nn.Linear or has_bias:
         return None
     is_touched = "forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks
     is_half = head.weight.dtype in (torch.bfloat16, torch.float16)
@@ -245,7 +217,7 @@ def _uneven_head(model: Any) -> Any:
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
     """Return a model's decoder as kernels, None where its layers are not known."""
-    found = None if is_off("layers") else known_layers(model)
+    found = known_layers(model)
     if found is None:
         return None
     layers, final = found

@@ -4,15 +4,12 @@ Whole decoder layers where they are of the kind that `layers` knows; else norms,
 and gated activations one by one. What may be fused is found by trying: each candidate runs on a
 sample, plain and fused, and only those that agree are replaced. When the call ends the model is as
 it was.
-
-To compare, BESTK_FUSION=pieces leaves whole layers alone, and BESTK_FUSION=none everything.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,10 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bestk.backends.transformers.attention import has_kernels
-from bestk.backends.transformers.joined import is_plain
 from bestk.backends.transformers.layers import FusedLayer, chain, fused_layers
-from bestk.backends.transformers.products import Products
+from bestk.kernels import may_run
 
 _TOLERANCE = {torch.float32: 1e-5}
 _HALF_TOLERANCE = 2e-2
@@ -32,15 +27,15 @@ _HALF_TOLERANCE = 2e-2
 class Fusion:
     """The parts of one model that may run as fused kernels."""
 
-    def __init__(self, model: Any, config: Any, *, thorough: bool = False) -> None:
+    def __init__(self, model: Any, config: Any) -> None:
         self.model, self.config = model, config
-        self.products = Products(thorough=thorough)
-        self.level = os.environ.get("BESTK_FUSION", "layers")
+        device = _device(model)
+        self.may_fuse_layers = may_run("layers", device)
         self.modules: list[tuple[Any, Callable[..., Tensor]]] = []
         self.rotary: list[Any] = []
         self.layers: list[FusedLayer] = []
         self.last_norm: Any = None
-        if self.level == "none" or not has_kernels(_device(model)):
+        if not may_run("pieces", device):
             return
         for module in model.modules():
             for fused in (_rms_norm, _gated):
@@ -51,11 +46,8 @@ class Fusion:
             for module in model.modules()
             if type(module).__name__.endswith("Attention")
         }
-        self.rotary = [
-            sys.modules[name] for name in homes if _has_plain_rotary(name, _device(model))
-        ]
-        if self.level == "layers":
-            self._find_layers()
+        self.rotary = [sys.modules[name] for name in homes if _has_plain_rotary(name, device)]
+        self._find_layers()
 
     @property
     def has_layers(self) -> bool:
@@ -64,17 +56,17 @@ class Fusion:
 
     def leave_layers(self) -> None:
         """Fuse no whole layers any more."""
-        self.level, self.layers, self.last_norm = "pieces", [], None
+        self.may_fuse_layers, self.layers, self.last_norm = False, [], None
 
     @contextlib.contextmanager
-    def applied(self, *, is_step: bool = False) -> Iterator[None]:
-        """Run the fused versions until the block ends; a step's few rows take the fastest ways."""
+    def applied(self) -> Iterator[None]:
+        """Run the fused versions until the block ends."""
         from bestk.backends.transformers import kernels
 
         if not all(layer.is_current() for layer in self.layers):
             self._find_layers()
         before = [home.apply_rotary_pos_emb for home in self.rotary]
-        replaced = [*self.modules, *self._whole(is_step=is_step)]
+        replaced = [*self.modules, *self._whole()]
         try:
             for module, fused in replaced:
                 module.forward = fused
@@ -90,10 +82,12 @@ class Fusion:
                 layer.carried.clear()
 
     def _find_layers(self) -> None:
-        self.layers = fused_layers(self.model, self.config, self.products)
+        if not self.may_fuse_layers:
+            return
+        self.layers = fused_layers(self.model, self.config)
         self.last_norm = chain(self.layers, self.model)
 
-    def _whole(self, *, is_step: bool) -> Iterator[tuple[Any, Callable[..., Tensor]]]:
+    def _whole(self) -> Iterator[tuple[Any, Callable[..., Tensor]]]:
         """Name the layers that are replaced, and what comes after them."""
         if not self.layers:
             return
@@ -101,9 +95,6 @@ class Fusion:
             yield layer.layer, layer.forward
         if self.last_norm is not None:
             yield self.last_norm, functools.partial(_carried_norm, self.layers[0], self.last_norm)
-        head: Any = self.model.get_output_embeddings() if is_step else None
-        if is_plain(head):
-            yield head, lambda rows: self.products.whole(rows, head.weight, head.bias)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -148,7 +139,7 @@ def _agrees(module: nn.Module, fused: Callable[..., Tensor]) -> bool:
     """Try a module plain and fused on a sample."""
     size = _sample_size(module, fused)
     weight = next(module.parameters(), None)
-    if size is None or weight is None or not has_kernels(weight.device):
+    if size is None or weight is None:
         return False
     sample = torch.linspace(-3, 5, size, dtype=weight.dtype, device=weight.device).repeat(2, 1)
     tolerance = _TOLERANCE.get(weight.dtype, _HALF_TOLERANCE)

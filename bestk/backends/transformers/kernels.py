@@ -1,20 +1,17 @@
 """GPU kernels in Triton: the small operations around a model's products, in one launch each.
 
-What comes out of a product is read as [parts, rows, columns]: a product that was split over its
-depth leaves one sum per part, and whoever reads it adds them, in order, and rounds the total to the
-model's dtype as the whole product would have been.
+Everything is rounded to the model's dtype where the unfused operations round.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from bestk.backends.transformers.handover import handover, take_over
 
 
 def rotate(
@@ -119,15 +116,14 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     block = triton.next_power_of_2(size)
     _rms_norm[(hidden.numel() // size,)](
         hidden, weight, output, size, epsilon,
-        block=block, num_warps=8 if block >= 2048 else 4, **handover(hidden),
+        block=block, num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
     return output
 
 
 @triton.jit
-def _rms_norm(hidden, weight, output, size, epsilon, is_early: tl.constexpr, block: tl.constexpr):
+def _rms_norm(hidden, weight, output, size, epsilon, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    take_over(is_early)
     index = tl.arange(0, block)
     inside = index < size
     x = tl.load(hidden + row * size + index, mask=inside, other=0.0).to(tl.float32)
@@ -136,52 +132,77 @@ def _rms_norm(hidden, weight, output, size, epsilon, is_early: tl.constexpr, blo
     tl.store(output + row * size + index, (x * scale).to(w.dtype) * w, mask=inside)
 
 
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm, or one by the root mean square, which has no bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    epsilon: float
+    is_rms: bool
+
+
 def add_norm(
-    hidden: Tensor, product: Tensor, weight: Tensor, epsilon: float
+    update: Tensor,  # [..., size]
+    residual: Tensor | None,  # the same
+    norm: Norm | None,
 ) -> tuple[Tensor, Tensor]:
-    """Add a product [parts, rows, size] to `hidden`; return the sum, and the sum normed."""
-    size, parts = hidden.shape[-1], product.shape[0]
-    hidden = hidden.contiguous()
-    total, normed = torch.empty_like(hidden), torch.empty_like(hidden)
+    """Add an update to the residual stream and norm it: the sum, and the normed sum."""
+    size = update.shape[-1]
+    update = update.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    total = torch.empty_like(update if residual is None else residual)
+    normed = total if norm is None else torch.empty_like(total)
+    weight = update if norm is None else norm.weight
     block = triton.next_power_of_2(size)
-    _add_norm[(hidden.numel() // size,)](
-        hidden, product, weight, total, normed, size, product.stride(0), product.stride(1), epsilon,
-        parts=parts, block=block, num_warps=8 if block >= 2048 else 4, **handover(hidden),
+    _add_norm[(update.numel() // size,)](
+        update, total if residual is None else residual,
+        weight, weight if norm is None or norm.bias is None else norm.bias, total, normed,
+        size, 0.0 if norm is None else norm.epsilon,
+        has_residual=residual is not None,
+        has_norm=norm is not None,
+        has_norm_bias=norm is not None and norm.bias is not None,
+        is_rms=norm is not None and norm.is_rms,
+        block=block,
+        num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
     return total, normed
 
 
 @triton.jit
 def _add_norm(
-    hidden, product, weight, total, normed, size, product_part, product_row, epsilon,
-    is_early: tl.constexpr, parts: tl.constexpr, block: tl.constexpr,
+    update, residual, weight, norm_bias, total, normed, size, epsilon,
+    has_residual: tl.constexpr, has_norm: tl.constexpr, has_norm_bias: tl.constexpr,
+    is_rms: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    take_over(is_early)
     index = tl.arange(0, block)
     inside = index < size
-    old = tl.load(hidden + row * size + index, mask=inside, other=0.0)
-    kind = old.dtype
-    added = _summed(product + row * product_row + index, product_part, inside, parts, kind)
-    x = (old.to(tl.float32) + added.to(tl.float32)).to(kind)
-    tl.store(total + row * size + index, x, mask=inside)
-    x = x.to(tl.float32)
-    scale = tl.rsqrt((tl.sum(x * x, axis=0) / size + epsilon).to(tl.float32))
-    w = tl.load(weight + index, mask=inside, other=0.0)
-    tl.store(normed + row * size + index, (x * scale).to(kind) * w, mask=inside)
-
-
-@triton.jit
-def _summed(at, part_size, inside, parts: tl.constexpr, kind: tl.constexpr):
-    """Add the parts of a product in order, and round the sum to what the model computes in."""
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, parts):
-        x += tl.load(at + part * part_size, mask=inside, other=0.0).to(tl.float32)
-    return x.to(kind)
+    kind = total.dtype.element_ty
+    x = tl.load(update + row * size + index, mask=inside, other=0.0).to(tl.float32)
+    if has_residual:
+        # A product is rounded before it is added, and the sum before it is normed.
+        x = x.to(kind).to(tl.float32)
+        x += tl.load(residual + row * size + index, mask=inside, other=0.0).to(tl.float32)
+    rounded = x.to(kind)
+    tl.store(total + row * size + index, rounded, mask=inside)
+    if has_norm:
+        x = rounded.to(tl.float32)
+        w = tl.load(weight + index, mask=inside, other=0.0)
+        if is_rms:
+            scale = tl.rsqrt(tl.sum(x * x, axis=0) / size + epsilon)
+            y = (x * scale).to(w.dtype) * w
+        else:
+            x = tl.where(inside, x - tl.sum(x, axis=0) / size, 0.0)
+            scale = tl.rsqrt(tl.sum(x * x, axis=0) / size + epsilon)
+            y = x * scale * w.to(tl.float32)
+            if has_norm_bias:
+                y += tl.load(norm_bias + index, mask=inside, other=0.0).to(tl.float32)
+        tl.store(normed + row * size + index, y.to(kind), mask=inside)
 
 
 def place(
-    product: Tensor,  # [parts, batch * group, (heads + 2 * kv_heads) * head]
+    product: Tensor,  # [batch, group, (heads + 2 * kv_heads) * head]
     cos: Tensor,  # [batch or 1, group, head]
     sin: Tensor,
     keys: Tensor,  # [batch, kv_heads, places, head]
@@ -201,15 +222,12 @@ def place(
     query_norm, key_norm, epsilon = (keys, keys, 0.0) if norms is None else norms
     _place[(batch * width, heads + 2 * kv_heads)](
         product, cos, sin, keys, values, at, query, query_norm, key_norm,
-        product.stride(0), product.stride(1),
-        cos.stride(0), cos.stride(1), sin.stride(0), sin.stride(1),
+        product.stride(1), cos.stride(0), cos.stride(1), sin.stride(0), sin.stride(1),
         *keys.stride()[:3], *values.stride()[:3], at.stride(0), at.stride(1),
         width, heads, kv_heads, head // 2, epsilon,
-        parts=product.shape[0],
         with_norms=norms is not None,
         block=triton.next_power_of_2(head // 2),
         num_warps=1,
-        **handover(product),
     )  # fmt: skip
     return query.transpose(1, 2)
 
@@ -217,20 +235,19 @@ def place(
 @triton.jit
 def _place(
     product, cos, sin, keys, values, at, query, query_norm, key_norm,
-    product_part, product_row, cos_row, cos_place, sin_row, sin_place,
+    product_row, cos_row, cos_place, sin_row, sin_place,
     keys_row, keys_head, keys_place, values_row, values_head, values_place, at_row, at_place,
     width, heads, kv_heads, half, epsilon,
-    is_early: tl.constexpr, parts: tl.constexpr, with_norms: tl.constexpr, block: tl.constexpr,
+    with_norms: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     node, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    take_over(is_early)
     row, place = node // width, node % width
     index = tl.arange(0, block)
     inside = index < half
     kind = keys.dtype.element_ty
     source = product + node * product_row + which * 2 * half + index
-    low = _summed(source, product_part, inside, parts, kind)
-    high = _summed(source + half, product_part, inside, parts, kind)
+    low = tl.load(source, mask=inside, other=0.0)
+    high = tl.load(source + half, mask=inside, other=0.0)
     target = tl.load(at + row * at_row + place * at_place).to(tl.int64)
     if which >= heads + kv_heads:
         of_value = (which - heads - kv_heads).to(tl.int64)
@@ -273,30 +290,26 @@ def _normed(low, high, norm, half, inside, epsilon):
     )
 
 
-def gated(product: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return silu(gate) · up of the one product [parts, rows, gate and up side by side]."""
-    parts, rows, both = product.shape
-    output = product.new_empty(rows, both // 2, dtype=dtype)
-    _gated[(rows, triton.cdiv(both // 2, 1024))](
-        product, output, both // 2, product.stride(0), product.stride(1),
-        parts=parts, block=1024, num_warps=4, **handover(product),
-    )  # fmt: skip
+def gated(product: Tensor) -> Tensor:
+    """Return silu(gate) · up of the one product [..., gate and up side by side]."""
+    size = product.shape[-1] // 2
+    output = product.new_empty(*product.shape[:-1], size)
+    rows = output.numel() // size
+    _gated[(rows, triton.cdiv(size, 1024))](
+        product.contiguous(), output, size, block=1024, num_warps=4
+    )
     return output
 
 
 @triton.jit
-def _gated(
-    product, output, size, product_part, product_row,
-    is_early: tl.constexpr, parts: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+def _gated(product, output, size, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    take_over(is_early)
     index = tl.program_id(1) * block + tl.arange(0, block)
     inside = index < size
     kind = output.dtype.element_ty
-    at = product + row * product_row + index
-    gate = _summed(at, product_part, inside, parts, kind).to(tl.float32)
-    up = _summed(at + size, product_part, inside, parts, kind)
+    at = product + row * 2 * size + index
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + size, mask=inside, other=0.0)
     silu = (gate / (1 + tl.exp(-gate))).to(kind)
     tl.store(output + row * size + index, silu * up, mask=inside)
 

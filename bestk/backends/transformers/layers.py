@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from bestk.backends.transformers import attention
 from bestk.backends.transformers.joined import Joined, can_join, has_hooks, is_plain, joined
-from bestk.backends.transformers.products import Products, torch_gated, torch_linear
 
 logger = logging.getLogger("bestk")
 
@@ -56,9 +55,9 @@ class Carried:
 class FusedLayer:
     """One decoder layer that runs fused while the tree is searched, and as it is otherwise."""
 
-    def __init__(self, layer: Any, products: Products, carried: Carried) -> None:
+    def __init__(self, layer: Any, carried: Carried) -> None:
         block, gate = layer.self_attn, layer.mlp
-        self.layer, self.products, self.carried = layer, products, carried
+        self.layer, self.carried = layer, carried
         self.qkv_layers = [block.q_proj, block.k_proj, block.v_proj]
         self.gate_layers = [gate.gate_proj, gate.up_proj]
         self.output, self.down = block.o_proj, gate.down_proj
@@ -81,10 +80,6 @@ class FusedLayer:
             and self.gate_up.is_current(self.gate_layers)
             and not any(map(has_hooks, parts))
         )
-
-    def weights(self) -> list[Tensor]:
-        """Return what is multiplied with."""
-        return [self.qkv.weight, self.output.weight, self.gate_up.weight, self.down.weight]
 
     def forward(
         self,
@@ -114,28 +109,20 @@ class FusedLayer:
                 **options,
             )
         attend = functools.partial(self._step, layout, path, cache) if is_step else self._read
-        return self._run(hidden_states, position_embeddings, attend, past_key_values, is_step)
+        return self._run(hidden_states, position_embeddings, attend, past_key_values)
 
-    def _run(
-        self,
-        hidden: Tensor,
-        angles: tuple[Tensor, Tensor],
-        attend: Any,
-        past: Any,
-        is_step: bool,
-    ) -> Tensor:
+    def _run(self, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Any, past: Any) -> Tensor:
         from bestk.backends.transformers import kernels
 
-        linear = self.products.linear if is_step else _read_linear
-        gated = self.products.gated if is_step else _read_gated
         normed = self.carried.take(hidden)
         if normed is None:
             normed = kernels.rms_norm(hidden, self.norm.weight, self.norm.variance_epsilon)
         mixed = attend(normed, angles, past)
-        product = linear(mixed, self.output.weight, self.output.bias)
+        product = functional.linear(mixed, self.output.weight, self.output.bias)
         hidden, normed = _added(hidden, product, self.second_norm)
-        inner = gated(normed, self.gate_up.weight, self.gate_up.bias)
-        product = linear(inner, self.down.weight, self.down.bias)
+        both = functional.linear(normed, self.gate_up.weight, self.gate_up.bias)
+        inner = kernels.gated(both)
+        product = functional.linear(inner, self.down.weight, self.down.bias)
         hidden, normed = _added(hidden, product, self.next_norm)
         if self.next_norm is not self.second_norm:
             self.carried.put(hidden, normed)
@@ -147,7 +134,7 @@ class FusedLayer:
         """Attend from nodes of a tree: their keys and values go to the layout's places."""
         from bestk.backends.transformers import kernels, tree_kernels
 
-        product = self.products.linear(normed, self.qkv.weight, self.qkv.bias)
+        product = functional.linear(normed, self.qkv.weight, self.qkv.bias)
         cos, sin = angles
         query = kernels.place(
             product, cos, sin, cache.keys, cache.values, layout.write, self._norms()
@@ -191,7 +178,7 @@ class FusedLayer:
         return block.q_norm.weight, block.k_norm.weight, block.q_norm.variance_epsilon
 
 
-def fused_layers(model: nn.Module, config: Any, products: Products) -> list[FusedLayer]:
+def fused_layers(model: nn.Module, config: Any) -> list[FusedLayer]:
     """Find the layers of a model that may run fused, each tried on a sample."""
     carried, freed = Carried(), 0
     found: list[FusedLayer] = []
@@ -199,7 +186,7 @@ def fused_layers(model: nn.Module, config: Any, products: Products) -> list[Fuse
         if not _looks_right(layer):
             continue
         try:
-            fused = FusedLayer(layer, products, carried)
+            fused = FusedLayer(layer, carried)
         except torch.OutOfMemoryError:
             logger.debug("no memory to join the weights of layer %d", len(found))
             break
@@ -209,7 +196,6 @@ def fused_layers(model: nn.Module, config: Any, products: Products) -> list[Fuse
             freed = 0
         if _agrees(fused, config):
             found.append(fused)
-    products.know(weight for fused in found for weight in fused.weights())
     return found
 
 
@@ -232,15 +218,9 @@ def chain(layers: Sequence[FusedLayer], model: nn.Module) -> Any:
 def _added(hidden: Tensor, product: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     from bestk.backends.transformers import kernels
 
-    return kernels.add_norm(hidden, product, norm.weight, norm.variance_epsilon)
-
-
-def _read_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch_linear(rows.flatten(0, -2), weight, bias)
-
-
-def _read_gated(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch_gated(rows.flatten(0, -2), weight, bias)
+    kind = kernels.Norm(norm.weight, None, norm.variance_epsilon, is_rms=True)
+    total, normed = kernels.add_norm(product, hidden, kind)
+    return total, normed
 
 
 def _cache_layer(past: Any, index: int) -> Any:
@@ -317,7 +297,7 @@ def _agrees(fused: FusedLayer, config: Any) -> bool:
             plain = fused.layer(hidden, position_embeddings=angles, attention_mask=None)
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
             return False
-        found = fused._run(hidden, angles, fused._read, None, is_step=False)
+        found = fused._run(hidden, angles, fused._read, None)
     fused.carried.clear()
     if not isinstance(plain, Tensor) or plain.shape != found.shape:
         return False

@@ -28,9 +28,8 @@ class Checkpoint:
 
     token_input = "input_ids"  # the argument of `forward` that takes the tokens to continue
 
-    def __init__(self, model: Any, name: str | None = None, *, compiled: bool = False) -> None:
+    def __init__(self, model: Any, name: str | None = None) -> None:
         self.model = model
-        self.is_compiled = compiled
         self.config = model.config.get_text_config(decoder=True)
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
@@ -49,11 +48,6 @@ class Checkpoint:
         return frozenset(parameter.device for parameter in self.model.parameters())
 
     @functools.cached_property
-    def stepper(self) -> Any:
-        """Return what expands nodes: the model, compiled if that was asked for."""
-        return torch.compile(self.model, dynamic=False) if self.is_compiled else self.model
-
-    @functools.cached_property
     def small_products(self) -> SmallProducts:
         """Find the layers whose products of few rows are better taken the other way round."""
         return SmallProducts(self.model)
@@ -61,7 +55,7 @@ class Checkpoint:
     @functools.cached_property
     def fusion(self) -> Fusion:
         """Find what of the model can run as fused kernels."""
-        return Fusion(self.model, self.config, thorough=self.is_compiled)
+        return Fusion(self.model, self.config)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -67,7 +67,6 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
     worst = 0.0
     try:
         tree = session(checkpoint, prompts, Room(width=2, capacity=5, depth=4, num_children=1))
-        tree.step = checkpoint.model  # nothing is compiled for a question this small
         tree.root(probe_group([[]], tokens, len(prompts), device))
         for call in paths:
             logits = tree.logits(probe_group(call, tokens, len(prompts), device))

@@ -22,7 +22,6 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from bestk.backends.base import Children, Group, Room, Session, Shaper
 from bestk.backends.transformers.adapters import Positions, RelativeBias, positions_for
-from bestk.backends.transformers.attention import has_kernels
 from bestk.backends.transformers.cache import Layout, tree_cache
 from bestk.backends.transformers.children import picked_children
 from bestk.backends.transformers.forbidden import Forbidden
@@ -31,7 +30,7 @@ from bestk.backends.transformers.seq2seq_prefix import Seq2SeqPrefixSession
 from bestk.backends.transformers.seq2seq_probe import Probe, agrees, find_obstacle, reads_tensors
 from bestk.backends.transformers.source_cache import SourcePlaces, source_cache
 from bestk.backends.transformers.sources import Encoded, OfSources, Seq2SeqCheckpoint, Source
-from bestk.backends.transformers.switches import is_off
+from bestk.kernels import may_run
 
 if TYPE_CHECKING:  # it needs Triton
     from bestk.backends.transformers.fused_decoder import FusedDecoder
@@ -111,7 +110,7 @@ class Seq2SeqBackend:
 
     @functools.cached_property
     def _fused(self) -> FusedDecoder | None:
-        if not has_one_gpu(self.checkpoint):
+        if not has_one_gpu(self.checkpoint) or not may_run("layers", self.device):
             return None
         from bestk.backends.transformers.fused_decoder import fused_decoder
 
@@ -122,7 +121,7 @@ class Seq2SeqBackend:
         self._obstacle = find_obstacle(probe, Seq2SeqTreeSession, Seq2SeqPrefixSession)
         if self._obstacle is not None or not has_one_gpu(self.checkpoint):
             return
-        if not is_off("read"):
+        if may_run("sources", self.device):
             self.checkpoint.can_read_tensors = reads_tensors(probe, Seq2SeqTreeSession)
         if self._with_kernel is None and self._fused is not None:
             fused = functools.partial(Seq2SeqTreeSession, fused=self._fused)
@@ -131,7 +130,7 @@ class Seq2SeqBackend:
 
 def has_one_gpu(checkpoint: Seq2SeqCheckpoint) -> bool:
     """Say whether kernels and graphs can run: all of the model is on one GPU."""
-    return has_kernels(checkpoint.device) and len(checkpoint.devices) == 1
+    return may_run("attention", checkpoint.device) and len(checkpoint.devices) == 1
 
 
 class Seq2SeqTreeSession(OfSources):

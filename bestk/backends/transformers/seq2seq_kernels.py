@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bestk.backends.transformers.handover import handover, take_over
-
 _LOG2E = 1.4426950408889634  # the kernels work in powers of two
 # Programs that are few leave most of a GPU idle; then a long source is shared out among more.
 _FEW_PROGRAMS = 128
@@ -54,7 +52,6 @@ def path_attention(
         block=max(16, min(64, triton.next_power_of_2(prompt_size + path.shape[2] - 1))),
         block_head=triton.next_power_of_2(head),
         num_warps=2,
-        **handover(query),
     )  # fmt: skip
     return output
 
@@ -66,10 +63,9 @@ def _path_attention(
     keys_row, keys_head, keys_place, values_row, values_head, values_place,
     path_row, path_place, depth_row, depth_place, at_row, at_place,
     num_distances, width, prompt_size, most, heads, head, scaling,
-    is_early: tl.constexpr, has_bias: tl.constexpr, block: tl.constexpr, block_head: tl.constexpr,
+    has_bias: tl.constexpr, block: tl.constexpr, block_head: tl.constexpr,
 ):  # fmt: skip
     node, which = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    take_over(is_early)
     row, place = node // width, node % width
     of_head = tl.arange(0, block_head)
     is_head = of_head < head
@@ -135,8 +131,6 @@ def source_attention(
     values: Tensor,
     length: Tensor,  # [batch] places that a source fills
     scaling: float,
-    *,
-    may_split: bool = True,
 ) -> Tensor:
     """Attend from every node to its search's source, which all nodes of a search read together."""
     batch, heads, places, head = keys.shape
@@ -147,7 +141,7 @@ def source_attention(
     block_places = 32 if is_exact else 128 if head <= 64 else 64
     programs = batch * heads * blocks
     splits = 1
-    if may_split and places > _LONG_SOURCE and programs < _FEW_PROGRAMS:
+    if places > _LONG_SOURCE and programs < _FEW_PROGRAMS:
         splits = min(triton.cdiv(2 * _FEW_PROGRAMS, programs), triton.cdiv(places, block_places))
     span = triton.cdiv(triton.cdiv(places, splits), block_places) * block_places
     splits = triton.cdiv(places, span)
@@ -169,7 +163,6 @@ def source_attention(
         precision="ieee" if is_exact else "tf32",
         num_warps=4,
         num_stages=2,
-        **handover(query),
     )  # fmt: skip
     if splits > 1:
         _merge[(len(query), heads)](
@@ -177,7 +170,6 @@ def source_attention(
             block_splits=triton.next_power_of_2(splits),
             block_head=triton.next_power_of_2(head),
             num_warps=1,
-            **handover(query),
         )  # fmt: skip
     return output
 
@@ -187,11 +179,10 @@ def _source_attention(
     query, keys, values, lengths, output, best_of, total_of,
     query_row, keys_row, keys_head, keys_place, values_row, values_head, values_place,
     width, rows, heads, head, span, scaling,
-    is_early: tl.constexpr, is_split: tl.constexpr, block_width: tl.constexpr,
+    is_split: tl.constexpr, block_width: tl.constexpr,
     block_places: tl.constexpr, block_head: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     pair, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    take_over(is_early)
     row, which = pair // heads, pair % heads
     lanes = tl.program_id(1) * block_width + tl.arange(0, block_width)
     is_lane = lanes < width
@@ -240,11 +231,10 @@ def _source_attention(
 @triton.jit
 def _merge(
     mixed, best, total, output, rows, heads, head, splits,
-    is_early: tl.constexpr, block_splits: tl.constexpr, block_head: tl.constexpr,
+    block_splits: tl.constexpr, block_head: tl.constexpr,
 ):  # fmt: skip
     """Put the parts of one node and head together, each weighed by its share of the softmax."""
     node, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    take_over(is_early)
     index, of_head = tl.arange(0, block_splits), tl.arange(0, block_head)
     is_split, is_head = index < splits, of_head < head
     part = index.to(tl.int64) * rows + node

@@ -11,15 +11,11 @@ not grow with the number of slots that the search has filled. Two ways give the 
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
-
-from bestk.backends.transformers.handover import handover, take_over
 
 _LOG2_E = 1.4426950408889634  # the kernels work in powers of two
 _BLOCK_KEYS = {torch.float32: 32}  # 64 in half precision
@@ -30,8 +26,6 @@ _MOST_PARTS = 16
 _MOST_ROWS = {torch.float32: 32}
 # Shorter prompts are read faster than a second kernel starts.
 _SHORT_PROMPT = 128
-# "whole" or "split", for whoever compares them.
-_WAY = os.environ.get("BESTK_ATTENTION")
 # Kinds of queries that the split kernels cannot take on this card.
 _TOO_LARGE: set[tuple[torch.dtype, int, int]] = set()
 
@@ -46,9 +40,8 @@ def tree_attention(
     scaling: float,
 ) -> Tensor:
     """Attend from every node to the prompt and the node's path: [batch, group, heads, head]."""
-    way = _WAY or ("whole" if prompt_size <= _SHORT_PROMPT else "split")
     kind = (query.dtype, query.shape[-1], query.shape[1] * query.shape[2] // keys.shape[1])
-    if way == "split" and kind not in _TOO_LARGE and not torch.compiler.is_compiling():
+    if prompt_size > _SHORT_PROMPT and kind not in _TOO_LARGE:
         try:
             return split_attention(query, keys, values, path, prompt_length, prompt_size, scaling)
         except OutOfResources:  # a card with less memory in its processors
@@ -107,7 +100,6 @@ def split_attention(
         precision=_precision(query),
         num_warps=4,
         num_stages=2,
-        **handover(query),
     )  # fmt: skip
     return _paths(
         query, keys, values, path, prompt_length, prompt_size, scaling, sums, mixed, parts=parts
@@ -146,7 +138,6 @@ def _paths(
         precision=_precision(query),
         num_warps=4,
         num_stages=2,
-        **handover(query),
     )  # fmt: skip
     return output
 
@@ -162,11 +153,10 @@ def _prompt_part(
     keys_row, keys_head, keys_place,
     values_row, values_head, values_place,
     kv_heads, all_rows, num_rows, part_size, shared_heads, scaling, head, value_head,
-    is_early: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
+    block_rows: tl.constexpr, block_keys: tl.constexpr,
     block_head: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     search, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    take_over(is_early)
     row, kv_head = search // kv_heads, search % kv_heads
     lanes = tl.program_id(2) * block_rows + tl.arange(0, block_rows)  # a node's heads side by side
     is_lane = lanes < num_rows
@@ -212,12 +202,11 @@ def _path_attention(
     output_row, output_place, output_head,
     path_row, path_place,
     width, prompt_size, depth, kv_heads, all_rows, shared_heads, scaling, head, value_head,
-    is_early: tl.constexpr, parts: tl.constexpr, unrolled: tl.constexpr, block_heads: tl.constexpr,
+    parts: tl.constexpr, unrolled: tl.constexpr, block_heads: tl.constexpr,
     block_keys: tl.constexpr, block_path: tl.constexpr, block_head: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
     node, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    take_over(is_early)
     row, place = (node // width).to(tl.int64), (node % width).to(tl.int64)
     of_head = tl.arange(0, block_head)
     lanes = tl.arange(0, block_heads)
