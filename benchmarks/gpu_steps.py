@@ -18,8 +18,8 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from compare_steps import same
 
 from bestk.backends.base import Children, Group
-from bestk.best_k import Searches
 from bestk.config import SearchConfig
+from bestk.core.best_k import Searches
 
 VOCAB = 32000
 STEPS = 300

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import bestk
-from bestk.backends.transformers.cache import TreeLayer
-from bestk.backends.transformers.causal import TreeSession
+from bestk.backends.transformers.decoder_only import TreeSession
+from bestk.backends.transformers.kv_cache import TreeLayer
 from bestk.sizing import size_of
 
 CASES = [

@@ -18,33 +18,33 @@ from bestk.version import __version__
 
 if TYPE_CHECKING:
     from bestk.api import best_first, search, stream
+    from bestk.backends.vllm.open import from_vllm, vllm_options
     from bestk.baselines import run_method
     from bestk.batch import run_batch
-    from bestk.drop_in import generate
-    from bestk.encoder_decoder import EncoderDecoderModel
-    from bestk.language_model import Features, LanguageModel
-    from bestk.loading import from_transformers, load
+    from bestk.drop_in.generate import generate
+    from bestk.engine.run import Run
+    from bestk.lm.encoder_decoder import EncoderDecoderModel
+    from bestk.lm.language_model import Features, LanguageModel
+    from bestk.lm.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
-    from bestk.run import Run
-    from bestk.vllm_engines import from_vllm, vllm_options
 
 _HOMES = {
-    "EncoderDecoderModel": "bestk.encoder_decoder",
-    "Features": "bestk.language_model",
+    "EncoderDecoderModel": "bestk.lm.encoder_decoder",
+    "Features": "bestk.lm.language_model",
     "Hypothesis": "bestk.result",
-    "LanguageModel": "bestk.language_model",
-    "Run": "bestk.run",
+    "LanguageModel": "bestk.lm.language_model",
+    "Run": "bestk.engine.run",
     "SearchResult": "bestk.result",
     "best_first": "bestk.api",
-    "from_transformers": "bestk.loading",
-    "from_vllm": "bestk.vllm_engines",
-    "generate": "bestk.drop_in",
-    "load": "bestk.loading",
+    "from_transformers": "bestk.lm.loading",
+    "from_vllm": "bestk.backends.vllm.open",
+    "generate": "bestk.drop_in.generate",
+    "load": "bestk.lm.loading",
     "run_batch": "bestk.batch",
     "run_method": "bestk.baselines",
     "search": "bestk.api",
     "stream": "bestk.api",
-    "vllm_options": "bestk.vllm_engines",
+    "vllm_options": "bestk.backends.vllm.open",
 }
 
 __all__ = [

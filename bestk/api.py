@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from bestk.config import DIVERSITY, SearchConfig
+from bestk.engine.many import auto_batch_size, check_batch_size, encode_all, search_many
+from bestk.engine.run import Run
 from bestk.errors import BestKError, OptionError, PromptError, SearchInterrupted
-from bestk.finish import Finish
-from bestk.language_model import Features, LanguageModel, Message, Prompt, is_batch
-from bestk.many import auto_batch_size, check_batch_size, encode_all, search_many
-from bestk.processing.hooks import AllowedTokensFn, Hooks
+from bestk.lm.language_model import Features, LanguageModel, Message, Prompt, is_batch
+from bestk.processors.pipeline import AllowedTokensFn, Hooks
+from bestk.rerank.postprocess import Finish
+from bestk.rerank.select import Embed, check_embed
 from bestk.result import Hypothesis, SearchResult
-from bestk.run import Run
-from bestk.selection import Embed, check_embed
 
 if TYPE_CHECKING:
     from bestk.rerank import Reranker

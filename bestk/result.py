@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bestk.best_k import Searches
 from bestk.config import SearchConfig
+from bestk.core.best_k import Searches
+from bestk.core.mass import Mass, masses
+from bestk.core.record import TreeRecord
+from bestk.core.tree import State
 from bestk.errors import OptionError, SchemaError
-from bestk.mass import Mass, masses
-from bestk.record import TreeRecord
-from bestk.tree import State
 from bestk.version import __version__
 
 FORMAT = "bestk.result"

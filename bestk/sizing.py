@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.best_k import room
 from bestk.config import DTYPES, SearchConfig
+from bestk.core.best_k import room
+from bestk.engine.many import most_lanes
 from bestk.errors import ModelError, OptionError
-from bestk.language_model import LanguageModel
-from bestk.loading import from_transformers, shape_of
-from bestk.many import most_lanes
+from bestk.lm.language_model import LanguageModel
+from bestk.lm.loading import from_transformers, shape_of
 
 # Tokens per block of vLLM's prefix cache: what is shared are whole blocks.
 BLOCK = 16

@@ -19,8 +19,8 @@ from training import Encoded, Schedule, Trainer, padded, parser
 from validation import print_scores
 
 import bestk
-from bestk.loading import SMOLLM2_HUB
-from bestk.task_models import Card, end_prompts
+from bestk.lm.loading import SMOLLM2_HUB
+from bestk.lm.task_models import Card, end_prompts
 
 # One sign ends prompts and texts: which end the base's own tokenizer has differs between versions
 # of transformers.

@@ -23,8 +23,8 @@ from bestk.evaluation.examples import Example
 from bestk.evaluation.metrics.cola import ACCEPTABLE, untrained
 from bestk.evaluation.metrics.grammar import Grammar
 from bestk.evaluation.tasks.reading import read_jsonl
-from bestk.loading import source_of
-from bestk.task_models import Card
+from bestk.lm.loading import source_of
+from bestk.lm.task_models import Card
 
 NAME = "smollm2-cola"
 MAX_TOKENS = 128

@@ -10,12 +10,10 @@ import torch.nn.functional as functional
 from transformers.models.llama import modeling_llama as llama
 
 from bestk.backends.base import Group, top_children
-from bestk.backends.transformers import (
-    children_kernels,
-    kernels,
-    tree_kernels,
-)
-from bestk.backends.transformers.cache import Layout
+from bestk.backends.transformers.kernels import elementwise as kernels
+from bestk.backends.transformers.kernels import topk as children_kernels
+from bestk.backends.transformers.kernels import tree_attention as tree_kernels
+from bestk.backends.transformers.kv_cache import Layout
 
 
 def attention() -> None:

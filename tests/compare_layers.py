@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import bestk
-from bestk.backends.transformers import layers
+from bestk.backends.transformers.fused import decoder_only as layers
 
 PROMPTS = [[5, 9, 3, 17, 8, 40, 2], [7, 7, 1]]
 OPTIONS: dict[str, Any] = {

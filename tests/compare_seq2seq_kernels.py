@@ -14,11 +14,12 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import bestk
 from bestk.backends.base import Group
-from bestk.backends.transformers import kernels, seq2seq_kernels
-from bestk.backends.transformers.cache import Layout
-from bestk.backends.transformers.fused_decoder import aligned_product, fused_decoder
-from bestk.backends.transformers.kernels import Norm
-from bestk.backends.transformers.seq2seq import Seq2SeqBackend, Seq2SeqTreeSession
+from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend, Seq2SeqTreeSession
+from bestk.backends.transformers.fused.encoder_decoder import aligned_product, fused_decoder
+from bestk.backends.transformers.kernels import elementwise as kernels
+from bestk.backends.transformers.kernels import path_attention as seq2seq_kernels
+from bestk.backends.transformers.kernels.elementwise import Norm
+from bestk.backends.transformers.kv_cache import Layout
 from bestk.backends.transformers.seq2seq_probe import Probe, agrees
 from bestk.backends.transformers.sources import Seq2SeqCheckpoint
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from bestk.backends.base import Children, Group
-from bestk.best_k import Searches
 from bestk.config import SearchConfig
+from bestk.core.best_k import Searches
 
 OF_A_GROUP = ("token", "slot", "depth", "log_prob", "path", "prefix")
 OF_A_NODE = ("token", "parent", "depth", "step", "expanded_at")

@@ -16,8 +16,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from jaxtyping import install_import_hook
 
 # Only where tensors flow: user-facing modules check their own values, and say so better.
-TENSOR_MODULES = ["scoring", "tree", "frontier", "ledger", "best_k", "backends", "baselines"]
-TENSOR_MODULES += ["processing.prefixes", "processing.steps"]
+TENSOR_MODULES = [f"core.{name}" for name in ("best_k", "frontier", "tree", "ledger", "scoring")]
+TENSOR_MODULES += [f"backends.{name}" for name in ("base", "prefix", "toy", "transformers")]
+TENSOR_MODULES += ["baselines", "processors.base", "processors.builtin"]
 install_import_hook([f"bestk.{name}" for name in TENSOR_MODULES], "beartype.beartype")
 
 from light_toy import random_distribution  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 from bestk.backends.toy import ToyBackend
 from bestk.evaluation.examples import Example
 from bestk.evaluation.tasks import Task
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
 
 WORDS = ("<end>", "a", "dog", "runs", "sits", "fast", "here", "the", "cat", "and")
 

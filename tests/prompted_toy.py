@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bestk.backends.prompted import EngineFacts, Likeliest, PromptedBackend
+from bestk.backends.prefix import EngineFacts, Likeliest, PromptedBackend
 from bestk.backends.toy import ToyBackend
 
 

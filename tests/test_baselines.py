@@ -271,7 +271,7 @@ def test_drawing_from_the_kept_tokens_is_drawing_from_all(seed: int, p: float, d
 def test_no_model_call_has_a_column_without_a_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bestk.backends.transformers.causal import TreeSession
+    from bestk.backends.transformers.decoder_only import TreeSession
 
     widths: list[int] = []
     expand = TreeSession.expand

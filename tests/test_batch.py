@@ -18,8 +18,8 @@ from bestk.batch import Job, ModelName, Shard, Wanted, follow_batch, run_batch
 from bestk.batch.reading import JsonLines, Place, open_source
 from bestk.batch.terminal import describe
 from bestk.errors import BestKError, ModelError, OptionError, SchemaError
+from bestk.lm.toy_language import toy_language
 from bestk.rerank import MBR, ByFunction
-from bestk.toy_language import toy_language
 
 SMALL: dict[str, Any] = {"beam_size": 3, "max_new_tokens": 6}
 

@@ -83,7 +83,7 @@ def test_twenty_random_kills_and_resumes_change_no_byte(
 
 def test_a_window_torn_at_any_byte_is_done_again(tmp_path: Path) -> None:
     from bestk.batch import Job, follow_batch, run_batch
-    from bestk.toy_language import toy_language
+    from bestk.lm.toy_language import toy_language
 
     lm = toy_language()
     source = write_rows(tmp_path / "in.jsonl", [*rows_of(6), "bad", *rows_of(4), "bad"])
@@ -118,7 +118,7 @@ def test_a_kill_between_any_two_steps(
 
     from bestk import durable
     from bestk.batch import run_batch
-    from bestk.toy_language import toy_language
+    from bestk.lm.toy_language import toy_language
 
     class Killed(BaseException):
         pass

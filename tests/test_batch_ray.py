@@ -140,7 +140,7 @@ def test_settings_that_cannot_be() -> None:
 
 
 def test_a_loaded_model_cannot_travel(tmp_path: Path) -> None:
-    from bestk.toy_language import toy_language
+    from bestk.lm.toy_language import toy_language
 
     with pytest.raises(OptionError, match="every worker loads the model: give its name"):
         run_batch(toy_language(), tmp_path / "in.jsonl", tmp_path / "o.jsonl", ray=ON_RAY)

@@ -14,7 +14,7 @@ from bestk.baselines import comparison
 from bestk.baselines.comparison import COMPARED, Row, compare, table
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
-from bestk.selection import narrow
+from bestk.rerank.select import narrow
 
 
 @pytest.fixture(scope="module")

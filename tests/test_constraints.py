@@ -22,9 +22,9 @@ from bestk.backends.base import Children, with_wanted
 from bestk.backends.toy import ToyBackend
 from bestk.constraints import constraints_of
 from bestk.constraints.grammar import GrammarShaper
-from bestk.constraints.inclusion import Inclusion
+from bestk.constraints.include import Inclusion
 from bestk.constraints.phrases import Phrase, spellings
-from bestk.constraints.prefixes import PrefixStates
+from bestk.constraints.states import PrefixStates
 from bestk.errors import MissingExtraError, OptionError
 
 CHARACTERS = [chr(code) for code in range(32, 127)]

@@ -17,11 +17,11 @@ from torch import Tensor
 
 import bestk
 from bestk.backends.base import Backend, Children, Group, Room, Session
-from bestk.backends.prompted import PromptedSession
+from bestk.backends.prefix import PromptedSession
 from bestk.backends.toy import ToyBackend
-from bestk.backends.transformers.causal import CausalBackend, TreeSession
-from bestk.backends.transformers.prefix import PrefixSession
-from bestk.tree import Tree
+from bestk.backends.transformers.decoder_only import CausalBackend, TreeSession
+from bestk.backends.transformers.recompute import PrefixSession
+from bestk.core.tree import Tree
 
 CAPACITY, DEPTH, WIDTH = 12, 5, 3
 PROMPTS = [[3, 1, 4, 2, 5], [2], [5, 5, 1]]

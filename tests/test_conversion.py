@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import bestk
-from bestk import loading
+from bestk.lm import loading
 
 ROOT = Path(bestk.__file__).parent.parent
 NAME = "smollm2-135m-instruct"
@@ -23,7 +23,7 @@ NAME = "smollm2-135m-instruct"
 SCRIPT = """
 import os, sys, time, types
 from pathlib import Path
-from bestk import loading
+from bestk.lm import loading
 
 class Slow:
     def __init__(self, *names):

@@ -15,8 +15,8 @@ from toys import best_first, every_text, search_ids, table_lm
 
 import bestk
 from bestk.backends.toy import ToyBackend
+from bestk.core.tree import State
 from bestk.result import SearchResult
-from bestk.tree import State
 
 PLAIN: dict[str, Any] = {"decay": "none", "min_prob": 0.0, "scoring": "sum"}
 

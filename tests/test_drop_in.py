@@ -16,12 +16,12 @@ from transformers.generation import stopping_criteria as sc
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput
 
 import bestk
-from bestk import generation_fields
 from bestk.config import SearchConfig
-from bestk.drop_in import OPTIONS
+from bestk.drop_in import fields as generation_fields
+from bestk.drop_in.fields import FIELDS, Treatment
+from bestk.drop_in.generate import OPTIONS
 from bestk.errors import OptionError
-from bestk.generation_fields import FIELDS, Treatment
-from bestk.selection import select
+from bestk.rerank.select import select
 
 VOCAB, EOS, PAD = 24, 0, 1
 ROOT = Path(__file__).parent.parent
@@ -337,7 +337,7 @@ def test_text_options_need_the_tokenizer(model: Any) -> None:
 
 
 def test_texts_that_differ(model: Any) -> None:
-    """`select` and `diversity` as in `bestk.selection`."""
+    """`select` and `diversity` as in `bestk.rerank.select`."""
     pool = run(model, num_texts=100, return_dict_in_generate=True)
     chosen = run(model, num_texts=4, select="diverse", diversity=0.9, return_dict_in_generate=True)
     plain = run(model, num_texts=4)

@@ -14,7 +14,7 @@ from tiny_seq2seq import tiny
 from trained_cipher import cipher, letter_tokenizer, trained_cipher, word
 
 import bestk
-from bestk.backends.transformers.seq2seq import Seq2SeqBackend
+from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend
 from bestk.errors import OptionError, PromptError
 
 LONGEST = 8  # a word of six letters and its end fit

@@ -13,7 +13,7 @@ import pytest
 from serving import Slow, facts, letters_lm, until
 
 import bestk
-from bestk.best_k import Searches
+from bestk.core.best_k import Searches
 from bestk.errors import ModelError, OptionError, OutOfMemoryError, PromptError
 from bestk.server.engine import Engine
 from bestk.server.jobs import BusyError, Job, Order, StoppingError

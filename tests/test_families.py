@@ -11,8 +11,8 @@ import torch
 
 import bestk
 from bestk.backends.base import Room
-from bestk.backends.transformers.causal import CausalBackend, TreeSession
-from bestk.backends.transformers.prefix import PrefixSession
+from bestk.backends.transformers.decoder_only import CausalBackend, TreeSession
+from bestk.backends.transformers.recompute import PrefixSession
 
 SHARED = [
     "llama", "gpt2", "qwen3", "mistral", "gemma3", "gemma2", "opt", "gpt_neox", "gptj", "phi",

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from test_oracle import config_options
 
 import bestk
-from bestk.best_k import Rule, Searches, Verdict, run
 from bestk.config import SearchConfig
+from bestk.core.best_k import Rule, Searches, Verdict, run
+from bestk.core.record import TreeRecord
+from bestk.core.tree import State
 from bestk.errors import OptionError, SchemaError
-from bestk.record import TreeRecord
 from bestk.result import SearchResult
-from bestk.tree import State
 from bestk.viz.graph import count_states, difference, prompt_text, schema, to_graph
 from bestk.viz.replay import replay
 

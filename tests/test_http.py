@@ -454,7 +454,7 @@ def test_what_is_too_long_for_the_server_is_told(connect: Connect) -> None:
 def test_httpx_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("bestk.backends.http")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "bestk.servers", raising=False)
+    monkeypatch.delitem(sys.modules, "bestk.backends.http.open", raising=False)
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(bestk.BestKError, match=r"pip install 'bestk\[http\]'"):
         bestk.load("http://localhost:1")

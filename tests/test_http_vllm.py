@@ -11,7 +11,7 @@ from tree_parity import TIE, compare
 
 import bestk
 from bestk.errors import OptionError
-from bestk.loading import cache_folder
+from bestk.lm.loading import cache_folder
 
 # One worker runs them all: each would start a server of its own.
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("vllm-server")]

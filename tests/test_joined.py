@@ -13,8 +13,8 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from bestk.backends.transformers.joined import can_join, joined
-from bestk.backends.transformers.layers import _looks_right
+from bestk.backends.transformers.fused.decoder_only import _looks_right
+from bestk.backends.transformers.fused.packed import can_join, joined
 
 
 def inputs(layer: Any) -> list[nn.Linear]:

@@ -20,13 +20,13 @@ from test_batching import assert_same, facts
 from toys import table_lm
 
 import bestk
-from bestk import lanes, many
 from bestk.backends.base import Children, Group, Room, Shaper
 from bestk.backends.toy import ToyBackend, ToySession
 from bestk.backends.transformers.model import available_memory
-from bestk.best_k import Searches
+from bestk.core.best_k import Searches
+from bestk.engine import lanes, many
+from bestk.engine.lanes import LanesCache, batches
 from bestk.errors import OutOfMemoryError, SearchInterrupted
-from bestk.lanes import LanesCache, batches
 
 OPTIONS: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 5, "k": 3}
 

@@ -35,7 +35,7 @@ from bestk.evaluation.statistics import (
     holm,
     sign_flip,
 )
-from bestk.ngrams import distinctness, words
+from bestk.rerank.ngrams import distinctness, words
 
 HYPOTHESES = [
     "The dog runs through the park with a red ball.",

@@ -16,10 +16,10 @@ from test_batching import assert_same, facts
 
 import bestk
 from bestk.backends.toy import ToySession
-from bestk.best_k import Searches
-from bestk.lanes import Lanes, moved_searches
-from bestk.many import stop_rules
-from bestk.open_lanes import OpenLanes
+from bestk.core.best_k import Searches
+from bestk.engine.lanes import Lanes, moved_searches
+from bestk.engine.many import stop_rules
+from bestk.engine.open_lanes import OpenLanes
 from bestk.result import collect
 
 OPTIONS: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 5, "k": 3}

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import best_k
 
-from bestk.best_k import Searches, Step, run
 from bestk.config import SearchConfig
-from bestk.record import TreeRecord
+from bestk.core.best_k import Searches, Step, run
+from bestk.core.record import TreeRecord
 from bestk.result import completions
 
 PROMPTS = [(1,), (0, 1), (1, 1)]

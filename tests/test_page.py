@@ -14,7 +14,7 @@ from browser import ARGUMENTS, CHROMIUM, needs_browser
 from hostile import HOSTILE, WORDS, hostile_lm
 
 import bestk
-from bestk.ngrams import distinctness
+from bestk.rerank.ngrams import distinctness
 
 pytest.importorskip("fastapi", reason="needs a server: pip install 'bestk[serve]'")
 pytest.importorskip("uvicorn", reason="needs a server: pip install 'bestk[serve]'")

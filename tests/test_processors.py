@@ -22,10 +22,10 @@ import bestk
 from bestk.backends.base import Group
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
-from bestk.language_model import LanguageModel
-from bestk.processing import steps
-from bestk.processing.prefixes import Contexts, Pipeline, Prefixes
-from bestk.toy_language import Words
+from bestk.lm.language_model import LanguageModel
+from bestk.lm.toy_language import Words
+from bestk.processors import builtin as steps
+from bestk.processors.base import Contexts, Pipeline, Prefixes
 
 VOCAB, EOS = 24, 0
 PROMPTS = [[3, 4, 5, 3, 4], [7], [9, 2, 9, 2, 9, 2, 11], [5, 6, 3]]
@@ -304,7 +304,7 @@ def group_of(prefixes: list[list[list[int]]], depth: int) -> Group:
 @pytest.mark.parametrize("name", OBJECTS)
 def test_mixed_depths_in_any_order(name: str) -> None:
     """One call with nodes of many depths equals transformers' processor on each prefix alone."""
-    from bestk.processing.translation import Setting, translate
+    from bestk.processors.translate import Setting, translate
 
     generator = torch.Generator().manual_seed(len(name))
     depths = [[2, 0, 5], [1, 6, 3], [0, 4, 4], [6, 1, 2]]

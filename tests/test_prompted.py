@@ -10,9 +10,9 @@ from conftest import random_toy
 from prompted_toy import PromptedToy
 
 import bestk
-from bestk.backends.prompted import Likeliest
+from bestk.backends.prefix import Likeliest
 from bestk.backends.toy import ToyBackend
-from bestk.backends.vllm.drivers import StepDriver
+from bestk.backends.vllm.client import StepDriver
 from bestk.errors import ModelError, OptionError
 
 PROMPTS = [[1], [2, 3], [1, 1, 1], [4]]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bestk import quick_steps
-from bestk.best_k import Rule, Searches
 from bestk.config import SearchConfig
+from bestk.core import stepper as quick_steps
+from bestk.core.best_k import Rule, Searches
 from bestk.kernels import may_run
 
 needs_triton = pytest.mark.skipif(
@@ -87,14 +87,14 @@ class TestWithTriton:
     def test_a_triton_that_cannot_be_loaded_is_left_alone(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setitem(sys.modules, "bestk.search_kernels", None)
+        monkeypatch.setitem(sys.modules, "bestk.core.kernels", None)
         assert searches().kernels is None
         assert "cannot be loaded" in caplog.text
 
     def test_kernels_that_do_not_run_are_left_alone(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        from bestk.search_kernels import StepKernels
+        from bestk.core.kernels import StepKernels
 
         tried = []
 

@@ -12,9 +12,9 @@ from conftest import random_toy
 from toys import search_ids, table_lm
 
 import bestk
+from bestk.core.record import TreeRecord
+from bestk.core.tree import State, Tree
 from bestk.errors import SchemaError
-from bestk.record import TreeRecord
-from bestk.tree import State, Tree
 
 LM = bestk.LanguageModel(random_toy(8, vocab_size=6), name="a-model")
 RESULT = bestk.search(LM, [1, 2], max_new_tokens=5, scoring="sum", stop_ids=(3,), timeout=100.0)

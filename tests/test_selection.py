@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bestk
-from bestk import ngrams as bestk_ngrams
-from bestk import selection
 from bestk.errors import OptionError, SearchInterrupted
-from bestk.ngrams import agreements, distinctness, ngrams, words
-from bestk.selection import diverse, narrow, select
+from bestk.rerank import ngrams as bestk_ngrams
+from bestk.rerank import select as selection
+from bestk.rerank.ngrams import agreements, distinctness, ngrams, words
+from bestk.rerank.select import diverse, narrow, select
 
 
 def pool(*texts: str) -> list[bestk.Hypothesis]:

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bestk
 from bestk.backends.base import Group, Room
-from bestk.backends.transformers import adapters
-from bestk.backends.transformers.cache import Layout
+from bestk.backends.transformers import positions as adapters
+from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend, Seq2SeqPrefixSession
+from bestk.backends.transformers.kv_cache import Layout
 from bestk.backends.transformers.probe import probe_group
-from bestk.backends.transformers.seq2seq import Seq2SeqBackend, Seq2SeqPrefixSession
 from bestk.backends.transformers.sources import Encoded
 from bestk.errors import ModelError, OptionError, PromptError
 

@@ -11,9 +11,9 @@ from tiny_seq2seq import SOURCES, sources_for, tiny
 
 import bestk
 from bestk.backends.base import Children, Group, Room
+from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend, Seq2SeqTreeSession
 from bestk.backends.transformers.model import pad_right
 from bestk.backends.transformers.probe import probe_group
-from bestk.backends.transformers.seq2seq import Seq2SeqBackend, Seq2SeqTreeSession
 from bestk.backends.transformers.seq2seq_probe import Probe, reads_tensors
 
 TEXTS = ["t5", "flan-t5", "umt5", "bart", "mbart", "mbart50", "marian", "pegasus", "m2m100"]
@@ -86,7 +86,7 @@ def test_what_is_not_a_text_is_read_as_before() -> None:
 
 def test_lanes_filled_from_tensors_find_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole of continuous batching, with graphs that are called instead of captured."""
-    from bestk import lanes
+    from bestk.engine import lanes
 
     class Called:
         def __init__(self) -> None:

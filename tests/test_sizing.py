@@ -11,10 +11,10 @@ import tiny
 import torch
 
 import bestk
-from bestk.best_k import room
+from bestk.core.best_k import room
 from bestk.errors import BestKError, ModelError, OptionError
+from bestk.lm.toy_language import toy_language
 from bestk.sizing import size_of
-from bestk.toy_language import toy_language
 
 PROMPT = [5, 7, 9, 11, 13, 15, 17]
 # Every child is opened, so that a search never runs out of nodes and spends its whole budget.
@@ -25,7 +25,7 @@ FULL: dict[str, Any] = {"min_prob": 0.0, "max_children": 20}
 def test_the_cache_is_what_a_session_allocates(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bestk.backends.transformers.cache import TreeLayer
+    from bestk.backends.transformers.kv_cache import TreeLayer
 
     lm = bestk.from_transformers(tiny.model(family))
     options: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 6, "k": 3}
@@ -60,7 +60,7 @@ def test_a_name_is_sized_up_as_the_model_is_when_loaded(tmp_path: Path) -> None:
 
 
 def test_lanes_are_those_of_auto_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bestk.many import auto_batch_size
+    from bestk.engine.many import auto_batch_size
 
     lm = bestk.from_transformers(tiny.model("llama"))
     size = size_of(lm, prompt_tokens=7)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from bestk.backends.transformers import small_products
-from bestk.backends.transformers.small_products import MOST_ROWS, SmallProducts, is_by_amd
+from bestk.backends.transformers import cpu_linear as small_products
+from bestk.backends.transformers.cpu_linear import MOST_ROWS, SmallProducts, is_by_amd
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ from conftest import random_toy
 from toys import Words, search_ids, table_lm
 
 import bestk
-from bestk import best_k
 from bestk.backends.toy import ToyBackend, ToySession
-from bestk.backends.transformers.causal import TreeSession
-from bestk.language_model import is_batch
+from bestk.backends.transformers.decoder_only import TreeSession
+from bestk.core import best_k
+from bestk.lm.language_model import is_batch
 
 TOY = bestk.LanguageModel(random_toy(4, vocab_size=7))
 OPTIONS: dict[str, Any] = {"max_new_tokens": 6, "beam_size": 5, "k": 3}

@@ -13,13 +13,13 @@ import tiny
 import torch
 
 import bestk
-from bestk import task_models
 from bestk.errors import MissingDataError, ModelError, SchemaError
 from bestk.evaluation.examples import Example
 from bestk.evaluation.metrics.cola import load_cola, untrained
 from bestk.evaluation.metrics.grammar import Grammar
+from bestk.lm import task_models
+from bestk.lm.task_models import Card
 from bestk.sizing import size_of
-from bestk.task_models import Card
 
 peft = pytest.importorskip("peft", reason="adapters need peft: pip install 'bestk[adapters]'")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import bestk
-from bestk.token_text import show_bytes, token_pieces
+from bestk.lm.token_text import show_bytes, token_pieces
 
 
 class Pieces:

@@ -18,9 +18,9 @@ import tiny_vllm
 import torch
 
 import bestk
-from bestk.backends.prompted import Likeliest
+from bestk.backends.prefix import Likeliest
+from bestk.engine.many import auto_batch_size
 from bestk.errors import MissingExtraError, ModelError, OptionError, PromptError
-from bestk.many import auto_batch_size
 
 pytestmark = tiny_vllm.marks()
 
@@ -202,7 +202,7 @@ def test_as_many_searches_side_by_side_as_the_cache_holds(
 
 def test_the_public_way_in_gives_the_same_answers(lm: bestk.LanguageModel) -> None:
     """Versions that are not known are asked through vLLM's front end."""
-    from bestk.backends.vllm.drivers import CoreDriver, StepDriver
+    from bestk.backends.vllm.client import CoreDriver, StepDriver
 
     core = lm.backend.driver  # type: ignore[attr-defined]
     assert type(core) is CoreDriver
@@ -352,7 +352,7 @@ def test_an_engine_that_fails_keeps_what_was_found(
 
 
 def test_refuses_to_step_an_engine_in_use(lm: bestk.LanguageModel) -> None:
-    from bestk.backends.vllm.drivers import StepDriver
+    from bestk.backends.vllm.client import StepDriver
 
     engine = lm.backend.engine  # type: ignore[attr-defined]
     StepDriver(engine.llm_engine).add(["another's"], [PROMPTS[2]], 1, None)

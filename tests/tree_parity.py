@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 import bestk
-from bestk.tree import State
+from bestk.core.tree import State
 
 TIE = 1e-3  # in log-probability, as all that follows from it
 

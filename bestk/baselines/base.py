@@ -20,15 +20,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bestk.backends.base import Children, Group
-from bestk.best_k import Rule
 from bestk.config import SearchConfig
+from bestk.constraints.stop_strings import StopStrings
+from bestk.core.best_k import Rule
+from bestk.core.mass import Mass
+from bestk.core.record import TreeRecord
+from bestk.core.tree import Tree
 from bestk.errors import ModelError, OptionError
-from bestk.language_model import LanguageModel
-from bestk.mass import Mass
-from bestk.record import TreeRecord
+from bestk.lm.language_model import LanguageModel
 from bestk.result import Cost, Hypothesis, SearchResult, merge, rank, ranking_score
-from bestk.stopping import StopStrings
-from bestk.tree import Tree
 from bestk.version import __version__
 
 

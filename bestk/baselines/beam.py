@@ -32,11 +32,11 @@ from bestk.baselines.filters import Filter, listed
 from bestk.baselines.noise import exponential
 from bestk.baselines.team import Candidates, Team
 from bestk.config import SearchConfig
+from bestk.core.record import TreeRecord
+from bestk.core.tree import State, Tree
 from bestk.errors import OptionError
-from bestk.language_model import LanguageModel
-from bestk.record import TreeRecord
+from bestk.lm.language_model import LanguageModel
 from bestk.result import SearchResult
-from bestk.tree import State, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

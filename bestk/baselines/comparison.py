@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from bestk.baselines.methods import METHODS, check_method, run_method
 from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
 from bestk.errors import OptionError
-from bestk.language_model import LanguageModel, Prompt
-from bestk.ngrams import ORDERS, distinctness
+from bestk.lm.language_model import LanguageModel, Prompt
+from bestk.rerank.ngrams import ORDERS, distinctness
+from bestk.rerank.select import check_selection, narrow
 from bestk.result import SearchResult
-from bestk.selection import check_selection, narrow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,7 +20,7 @@ from bestk.baselines.filters import Nucleus, Typical
 from bestk.baselines.sampling import Sampling
 from bestk.config import SearchConfig
 from bestk.errors import OptionError, unknown
-from bestk.language_model import LanguageModel, Prompt, is_batch
+from bestk.lm.language_model import LanguageModel, Prompt, is_batch
 from bestk.result import SearchResult
 
 

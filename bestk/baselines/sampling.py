@@ -33,10 +33,10 @@ from bestk.baselines.base import (
 )
 from bestk.baselines.filters import Filter, listed
 from bestk.config import SearchConfig
+from bestk.core.tree import Tree
 from bestk.errors import OptionError
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
 from bestk.result import SearchResult
-from bestk.tree import Tree
 
 # First tokens are drawn this many draws at a time: all come from the root's one distribution.
 _CHUNK = 64

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Group
-from bestk.tree import State
+from bestk.core.tree import State
 
 
 @dataclass

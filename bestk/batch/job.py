@@ -21,10 +21,10 @@ from bestk.batch.searching import Found, Searcher, Wanted, facts_of, prepare
 from bestk.batch.store import JobStore
 from bestk.batch.writing import assembler, copies_columns
 from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
+from bestk.engine.many import check_batch_size
 from bestk.errors import OptionError
-from bestk.language_model import LanguageModel
-from bestk.loading import load
-from bestk.many import check_batch_size
+from bestk.lm.language_model import LanguageModel
+from bestk.lm.loading import load
 from bestk.version import __version__
 
 # Rows of a window for each lane: enough that lanes seldom run empty, few enough that a kill costs

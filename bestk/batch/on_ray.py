@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from bestk.batch.reading import Place, Source
 from bestk.batch.searching import Found, Searcher, Wanted, prepare
 from bestk.errors import BestKError, MissingExtraError, ModelError, OptionError
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
 
 LOCAL = "local"
 _COLUMN = "pickled"

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bestk.config import SearchConfig
+from bestk.engine.many import check_prompts
 from bestk.errors import OptionError, PromptError
-from bestk.language_model import LanguageModel, Prompt
-from bestk.many import check_prompts
+from bestk.lm.language_model import LanguageModel, Prompt
 
 PROMPTS = ("prompt", "messages", "token_ids")
 # Columns of the input that say what to do; all others are passed through.

@@ -16,11 +16,11 @@ from bestk.batch.rows import RawRow, Request, columns_of, read_request
 from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
 from bestk.constraints import constraints_of
 from bestk.durable import line
+from bestk.engine.many import auto_batch_size, check_prompts
 from bestk.errors import OptionError, OutOfMemoryError, PromptError, SearchInterrupted
-from bestk.finish import Finish
-from bestk.language_model import LanguageModel
-from bestk.many import auto_batch_size, check_prompts
-from bestk.processing.hooks import Hooks, shaping_steps
+from bestk.lm.language_model import LanguageModel
+from bestk.processors.pipeline import Hooks, shaping_steps
+from bestk.rerank.postprocess import Finish
 from bestk.result import SearchResult
 
 _DIGITS = 6  # of scores and masses, as in evaluations

@@ -8,7 +8,7 @@ from bestk.benchmark.report import Settings
 from bestk.errors import ModelError
 
 if TYPE_CHECKING:
-    from bestk.language_model import LanguageModel
+    from bestk.lm.language_model import LanguageModel
 
 TEXT = """
 The harbour wakes before the town does. Long before the first bus climbs the hill, men in yellow

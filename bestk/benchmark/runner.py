@@ -27,7 +27,7 @@ from bestk.benchmark.report import Report, Row, Settings
 from bestk.errors import ModelError
 
 if TYPE_CHECKING:
-    from bestk.language_model import LanguageModel
+    from bestk.lm.language_model import LanguageModel
 
 BEAM = "beam search"  # transformers': what the others are compared with
 

@@ -65,8 +65,8 @@ def generate(
     Search one prompt and show its ranked texts.
     """
     from bestk.cli import terminal
-    from bestk.finish import Finish
-    from bestk.run import Run
+    from bestk.engine.run import Run
+    from bestk.rerank.postprocess import Finish
 
     if stream and (as_json or tree or num_texts or rerank or select != SELECTIONS[0]):
         raise OptionError(

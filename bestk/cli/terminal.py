@@ -24,9 +24,9 @@ from bestk.errors import OptionError, PromptError, SearchInterrupted
 
 if TYPE_CHECKING:
     from bestk.batch import Progress as BatchProgress
-    from bestk.language_model import LanguageModel
+    from bestk.engine.run import Run
+    from bestk.lm.language_model import LanguageModel
     from bestk.result import Hypothesis, SearchResult
-    from bestk.run import Run
 
 # Lines of a pipe or a file are not wrapped.
 _UNWRAPPED = 100_000

@@ -13,14 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Group, Shaper
-from bestk.best_k import Rule
 from bestk.config import SearchConfig
 from bestk.constraints.endings import Endings, Requirement
-from bestk.constraints.inclusion import Inclusion
+from bestk.constraints.include import Inclusion
+from bestk.core.best_k import Rule
 from bestk.errors import OptionError
 
 if TYPE_CHECKING:
-    from bestk.language_model import LanguageModel
+    from bestk.lm.language_model import LanguageModel
 
 
 class Constraints(NamedTuple):

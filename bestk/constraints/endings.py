@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from bestk.backends.base import Children, Group
-from bestk.best_k import Rule
+from bestk.core.best_k import Rule
 
 
 class Requirement(Protocol):

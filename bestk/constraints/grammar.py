@@ -20,14 +20,14 @@ from torch import Tensor
 
 from bestk.backends.base import Group
 from bestk.config import GRAMMARS, SearchConfig
-from bestk.constraints.prefixes import PrefixStates, prefixes
+from bestk.constraints.states import PrefixStates, prefixes
 from bestk.constraints.vocabulary import drops_first_space, tokenizer_info
 from bestk.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher
 
-    from bestk.language_model import LanguageModel
+    from bestk.lm.language_model import LanguageModel
 
 _compilers: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], GrammarCompiler]] = (
     weakref.WeakKeyDictionary()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bestk.token_text import WORD_START
+from bestk.lm.token_text import WORD_START
 
 if TYPE_CHECKING:
     from xgrammar import TokenizerInfo
 
-    from bestk.language_model import LanguageModel
+    from bestk.lm.language_model import LanguageModel
 
 
 def tokenizer_info(lm: LanguageModel, ends: tuple[int, ...]) -> TokenizerInfo:

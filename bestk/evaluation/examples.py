@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bestk.errors import SchemaError, unknown
-from bestk.selection import diverse
+from bestk.rerank.select import diverse
 
 VIEWS = ("all", "unique", "top", "diverse")
 

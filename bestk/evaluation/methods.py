@@ -15,7 +15,7 @@ from typing import Any
 from bestk.baselines import METHODS, BestK, Method, Sampling, check_method, method_of, run_method
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, unknown
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
 from bestk.result import SearchResult
 
 OURS = ("BKS_mean", "BKS_last")

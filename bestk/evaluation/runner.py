@@ -25,7 +25,7 @@ from bestk.evaluation.store import Store
 from bestk.evaluation.tasks import Task, task_of
 from bestk.evaluation.tasks.base import style_of
 from bestk.evaluation.tasks.reading import choose, read_examples
-from bestk.language_model import LanguageModel, Prompt
+from bestk.lm.language_model import LanguageModel, Prompt
 from bestk.result import SearchResult
 from bestk.version import __version__
 

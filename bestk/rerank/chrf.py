@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bestk.ngrams import shared_counts
+from bestk.rerank.ngrams import shared_counts
 
 ORDER = 6
 BETA = 2

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
 from bestk.server import docs_page, errors, openai_api, pages, render_api, search_api
 from bestk.server.engine import Engine
 from bestk.server.limits import Limits

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from bestk.engine.many import check_prompts, is_out_of_memory, out_of_memory
+from bestk.engine.run import Run
 from bestk.errors import BestKError, OutOfMemoryError
-from bestk.many import check_prompts, is_out_of_memory, out_of_memory
-from bestk.run import Run
 from bestk.server.jobs import BusyError, Job, StoppingError
 from bestk.server.limits import Limits
 from bestk.server.turns import (

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bestk.best_k import Searches
 from bestk.config import SearchConfig
+from bestk.core.best_k import Searches
+from bestk.core.mass import Mass, masses
+from bestk.core.record import TreeRecord
 from bestk.errors import BestKError
-from bestk.language_model import LanguageModel
-from bestk.mass import Mass, masses
-from bestk.record import TreeRecord
+from bestk.lm.language_model import LanguageModel
 from bestk.result import Hypothesis, SearchResult, collect, completions
 
 BEST_K = "BKS"

@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from bestk.errors import OptionError
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
 from bestk.rerank import reranker_of
 from bestk.server.app import Access, create_app
 from bestk.server.engine import Engine

@@ -17,8 +17,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bestk.config import SELECTIONS
+from bestk.core.record import TreeRecord
 from bestk.errors import OptionError
-from bestk.record import TreeRecord
 from bestk.result import Hypothesis, SearchResult
 from bestk.server import events
 from bestk.server.answers import ChatAnswer, CompletionAnswer

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bestk.language_model import LanguageModel
-from bestk.record import TreeRecord
+from bestk.core.record import TreeRecord
+from bestk.core.tree import State
+from bestk.lm.language_model import LanguageModel
 from bestk.result import Hypothesis, SearchResult, completions, merge, rank
-from bestk.tree import State
 
 Choice = dict[str, Any]
 

@@ -17,8 +17,8 @@ from bestk.baselines.beam import Beam
 from bestk.baselines.methods import METHODS, method_of
 from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
 from bestk.errors import OptionError
-from bestk.finish import Finish
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
+from bestk.rerank.postprocess import Finish
 from bestk.result import Hypothesis, SearchResult, signature
 from bestk.server import events
 from bestk.server.answers import ModelCard, ModelList, SearchAnswer, SettingAnswer, SettingsAnswer

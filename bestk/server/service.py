@@ -12,10 +12,10 @@ from typing import Any
 
 from bestk.config import SearchConfig
 from bestk.errors import OptionError, unknown
-from bestk.finish import Finish
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
 from bestk.rerank import reranker_of
 from bestk.rerank.mbr import UTILITIES
+from bestk.rerank.postprocess import Finish
 from bestk.server.engine import Engine
 from bestk.server.errors import ApiError
 from bestk.server.limits import Limits

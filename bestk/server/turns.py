@@ -15,13 +15,13 @@ from typing import Any
 from bestk.api import best_first_config
 from bestk.baselines.base import broken_off_when
 from bestk.baselines.methods import check_method, run_method
-from bestk.best_k import Step
 from bestk.config import SearchConfig
+from bestk.core.best_k import Step
+from bestk.engine.many import auto_batch_size, stop_rules
+from bestk.engine.open_lanes import OpenLanes
+from bestk.engine.run import Run
 from bestk.errors import ModelError
-from bestk.language_model import LanguageModel
-from bestk.many import auto_batch_size, stop_rules
-from bestk.open_lanes import OpenLanes
-from bestk.run import Run
+from bestk.lm.language_model import LanguageModel
 from bestk.server.jobs import BEST_K, Job, Order
 
 # Best-k search under the names of the paper: a scoring in place of the settings' own.

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from bestk.core.tree import State
 from bestk.errors import OptionError
 from bestk.result import SearchResult
-from bestk.tree import State
 from bestk.viz.replay import Replay, decay_by_age, replay
 
 FORMAT = "bestk.graph"

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bestk import scoring
 from bestk.config import SearchConfig
+from bestk.core import scoring
+from bestk.core.record import TreeRecord
+from bestk.core.tree import State
 from bestk.errors import SchemaError
-from bestk.record import TreeRecord
-from bestk.tree import State
 
 Ints = NDArray[np.int64]
 Reals = NDArray[np.float64]

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as Branches
 
-from bestk.record import TreeRecord
+from bestk.core.record import TreeRecord
+from bestk.core.tree import State
 from bestk.result import Hypothesis, SearchResult
-from bestk.tree import State
 
 STOP_REASONS = {
     "budget": "budget spent",

@@ -10,7 +10,7 @@ from typing import Any
 
 from bestk.backends.http.dialect import PREFIXES_PER_REQUEST, Dialect
 from bestk.backends.http.transport import MalformedAnswer, Transport
-from bestk.backends.prompted import EngineFacts, Likeliest, PromptedBackend
+from bestk.backends.prefix import EngineFacts, Likeliest, PromptedBackend
 from bestk.errors import ServerError
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from bestk.backends.http.transport import MalformedAnswer, Transport
-from bestk.backends.prompted import Likeliest
+from bestk.backends.prefix import Likeliest
 
 # Servers write −inf, which JSON lacks, as −9999 (vLLM) or the least float there is (llama.cpp).
 _NOTHING = -9999.0

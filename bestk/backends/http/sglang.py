@@ -10,7 +10,7 @@ from typing import Any
 
 from bestk.backends.http.dialect import Served, Wording, check_count, is_distribution, likeliest
 from bestk.backends.http.transport import MalformedAnswer, Refusal, Transport
-from bestk.backends.prompted import Likeliest
+from bestk.backends.prefix import Likeliest
 
 _PROBED = 2  # tokens asked for to see that they come
 

@@ -18,7 +18,7 @@ from bestk.backends.http.dialect import (
     likeliest,
 )
 from bestk.backends.http.transport import MalformedAnswer, Refusal, Transport
-from bestk.backends.prompted import Likeliest
+from bestk.backends.prefix import Likeliest
 from bestk.errors import ServerError
 
 _BY_ID = "token_id:"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bestk.errors import ModelError
 
 if TYPE_CHECKING:
-    from bestk.backends.transformers.cache import Layout
+    from bestk.backends.transformers.kv_cache import Layout
 
 NAME = "bestk_tree"
 
@@ -58,7 +58,7 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Be the attention function that transformers calls."""
-    from bestk.backends.transformers import tree_kernels
+    from bestk.backends.transformers.kernels import tree_attention as tree_kernels
 
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:

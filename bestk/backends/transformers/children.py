@@ -19,7 +19,7 @@ def picked_children(
 ) -> Children:
     """Do what `shaped_children` does; `with_kernel` says that the logits are on a GPU."""
     if with_kernel and shaper is None:
-        from bestk.backends.transformers import children_kernels
+        from bestk.backends.transformers.kernels import topk as children_kernels
 
         if may_run("children", logits.device) and children_kernels.can_pick(num_children):
             return children_kernels.top_children(logits, num_children)

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bestk.backends.base import Room
-from bestk.backends.transformers.fusion import Fusion
-from bestk.backends.transformers.small_products import SmallProducts
+from bestk.backends.transformers.cpu_linear import SmallProducts
+from bestk.backends.transformers.fused.pieces import Fusion
 from bestk.errors import ModelError
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from bestk.backends.transformers.cache import Layout
+from bestk.backends.transformers.kv_cache import Layout
 
 
 @dataclass

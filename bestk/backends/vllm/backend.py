@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bestk.backends.base import Room
-from bestk.backends.prompted import EngineFacts, Likeliest, PromptedBackend
-from bestk.backends.vllm.drivers import driver_of
+from bestk.backends.prefix import EngineFacts, Likeliest, PromptedBackend
+from bestk.backends.vllm.client import driver_of
 from bestk.errors import BestKError, ModelError, OptionError
 
 CONNECTOR = "TailConnector"

@@ -10,9 +10,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from bestk import task_models
 from bestk.errors import MissingDataError, ModelError, SchemaError
-from bestk.loading import base_of
+from bestk.lm import task_models
+from bestk.lm.loading import base_of
 
 ACCEPTABLE = 1
 

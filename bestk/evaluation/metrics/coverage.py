@@ -15,7 +15,7 @@ from bestk.evaluation.examples import Example
 from bestk.evaluation.metrics.base import Column, TextMetric
 from bestk.evaluation.metrics.wordnet import wordnet
 from bestk.evaluation.statistics import Numbers
-from bestk.ngrams import words
+from bestk.rerank.ngrams import words
 
 
 class Coverage(TextMetric):

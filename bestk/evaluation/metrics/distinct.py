@@ -1,6 +1,6 @@
 """Distinctness: different n-grams over words, within the texts of an example.
 
-The paper's D-1, D-2 and D-3 and their mean. What a word is says `bestk.ngrams`; the divisor is the
+The paper's D-1, D-2 and D-3 and their mean. `bestk.rerank.ngrams` says what a word is; the divisor is the
 number of words, not of n-grams, for every n.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bestk.evaluation.examples import Pool
 from bestk.evaluation.metrics.base import Column, SetMetric
-from bestk.ngrams import ORDERS, distinctness
+from bestk.rerank.ngrams import ORDERS, distinctness
 from bestk.version import __version__
 
 

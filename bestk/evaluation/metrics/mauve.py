@@ -21,8 +21,8 @@ from bestk.evaluation.examples import Pool
 from bestk.evaluation.extras import require
 from bestk.evaluation.metrics.base import Column, CorpusMetric
 from bestk.evaluation.statistics import Numbers, Resample
-from bestk.language_model import LanguageModel
-from bestk.loading import load
+from bestk.lm.language_model import LanguageModel
+from bestk.lm.loading import load
 
 MIN_TEXTS = 20  # two clusters of ten: below that the number says nothing
 
@@ -91,7 +91,7 @@ def _loaded(model: str | LanguageModel) -> LanguageModel:
 
 
 def _network(lm: LanguageModel) -> Any:
-    from bestk.backends.transformers.causal import CausalBackend
+    from bestk.backends.transformers.decoder_only import CausalBackend
 
     if not isinstance(lm.backend, CausalBackend):
         raise MissingDataError(

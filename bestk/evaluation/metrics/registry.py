@@ -17,7 +17,7 @@ from bestk.evaluation.metrics.mauve import Mauve
 from bestk.evaluation.metrics.meteor import Meteor
 from bestk.evaluation.metrics.rouge import Rouge
 from bestk.evaluation.metrics.self_bleu import SelfBleu
-from bestk.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel
 
 FAMILIES: dict[str, Callable[[MetricModels], Metric]] = {
     "counts": lambda models: Counts(),

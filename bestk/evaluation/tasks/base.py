@@ -13,7 +13,7 @@ from typing import Any
 
 from bestk.errors import OptionError, PromptError, SchemaError, unknown
 from bestk.evaluation.examples import Example
-from bestk.language_model import LanguageModel, Prompt
+from bestk.lm.language_model import LanguageModel, Prompt
 
 STYLES = ("auto", "plain", "chat")
 KINDS = ("question", "concepts", "summary", "translation", "text")

@@ -1,4 +1,4 @@
-/* How different texts are: different n-grams over words, as `bestk.ngrams` counts them. */
+/* How different texts are: different n-grams over words, as `bestk.rerank.ngrams` counts them. */
 
 export const ORDERS = [1, 2, 3];
 const WORD = /[\p{L}\p{N}_]+(?:['’-][\p{L}\p{N}_]+)*/gu;

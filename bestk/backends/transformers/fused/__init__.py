@@ -1,0 +1,1 @@
+"""Layers of models run as a few kernels each."""

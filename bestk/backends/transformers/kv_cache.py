@@ -1,0 +1,179 @@
+"""One key/value cache per prompt, shared by all branches of its search tree.
+
+The prompt's keys and values come first, padded on the right; after them every expanded node has one
+slot, in the order of expansion. Nothing is copied or reordered when the search jumps between
+branches: the attention mask of a node names the prompt and the node's own ancestors.
+
+Three prompt places (P = 3, one of them padding), tree slots 1 and 2 siblings, 3 a child of 1:
+
+    place        0   1   2   3   4   5
+    holds        p   p   -   1   2   3
+    mask of 2    x   x           x
+    mask of 3    x   x       x       x
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from bestk.backends.base import Group
+
+
+@dataclass
+class Layout:
+    """Where things lie in the cache: shared by all layers, so each step sets it once."""
+
+    prompt_length: Int[Tensor, " batch"]
+    prompt_size: int  # places for the prompt: the longest of the batch, or its bucket
+    capacity: int  # places after the prompt; the last one is scratch
+    with_kernel: bool = False  # kernels store new nodes, and every place stays in view
+    used: int = 0  # places that hold something, scratch aside
+    write: Int[Tensor, "batch group"] | None = None  # None while prompts are read
+    rows: Int[Tensor, " read"] | None = None  # which searches' prompts are read; None for all
+
+    @property
+    def size(self) -> int:
+        """Count all places."""
+        return self.prompt_size + self.capacity
+
+    def place(self, slot: Int[Tensor, "*nodes"]) -> Int[Tensor, "*nodes"]:
+        """Map tree slots to places; the tree's scratch slot becomes the last place."""
+        return self.prompt_size + slot - 1
+
+    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> Layout:
+        """Lay another number of searches out, these in its first rows; prompts must still fit."""
+        length = self.prompt_length.new_ones(batch)
+        length[: len(rows)] = self.prompt_length[list(rows)]
+        return dataclasses.replace(
+            self,
+            prompt_length=length,
+            prompt_size=prompt_size,
+            used=self.used - self.prompt_size + prompt_size,
+            write=None,
+            rows=None,
+        )
+
+    def advance(self, group: Group) -> None:
+        """Point at the places of a group, and bring them into view."""
+        self.write = self.place(group.slot)
+        if self.with_kernel:
+            self.used = self.size
+        elif group.slot.device.type == "cpu":
+            self.used = int(self.write.masked_fill(~group.is_valid, self.prompt_size - 1).max()) + 1
+        else:  # a bound that needs no answer from the device
+            self.used = min(self.used + group.slot.shape[1], self.size - 1)
+
+    def positions(self, group: Group) -> Int[Tensor, "batch group"]:
+        """Return the position of every node: its depth after the prompt's own length."""
+        return (self.prompt_length[:, None] + group.depth - 1).clamp(min=0)
+
+    def mask(self, group: Group) -> Bool[Tensor, "batch 1 group used"]:
+        """Say which places each node may look at: the prompt, its ancestors and itself."""
+        width, device = group.path.shape[1], group.path.device
+        in_prompt = torch.arange(self.used, device=device) < self.prompt_length[:, None]
+        visible = in_prompt[:, None].repeat(1, width, 1)
+        # Where there is no ancestor, point at place 0, which every node may see anyway.
+        is_node = (group.path >= 0) & (group.path < self.capacity)
+        visible.scatter_(2, self.place(group.path).where(is_node, 0), True)
+        return visible[:, None]
+
+
+class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values of one attention layer."""
+
+    is_sliding = False
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layout = layout
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        _, heads, _, head_size = key_states.shape
+        batch, size = len(self.layout.prompt_length), self.layout.size
+        self.keys = key_states.new_zeros(batch, heads, size, head_size)
+        self.values = value_states.new_zeros(batch, heads, size, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Store the new keys and values, and return all that the current queries may look at."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        write = self.layout.write
+        if write is None:
+            self._store_prompts(key_states, value_states)
+            return key_states, value_states
+        used = self.layout.used
+        if self.layout.with_kernel:
+            from bestk.backends.transformers.kernels import elementwise as kernels
+
+            kernels.store(self.keys, self.values, key_states, value_states, write)
+            return self.keys[:, :, :used], self.values[:, :, :used]
+        place = write.to(self.device)[:, None, :, None]
+        self.keys.scatter_(2, place.expand_as(key_states), key_states)
+        self.values.scatter_(2, place.expand_as(value_states), value_states)
+        return self.keys[:, :, :used], self.values[:, :, :used]
+
+    def take(self, old: TreeLayer, rows: Sequence[int]) -> None:
+        """Copy what another layer holds of these searches to where it belongs in this layout."""
+        before, now = old.layout.prompt_size, self.layout.prompt_size
+        length, index = min(before, now), list(rows)
+        assert old.keys is not None
+        assert old.values is not None
+        self.lazy_initialization(old.keys, old.values)
+        for new, source in ((self.keys, old.keys), (self.values, old.values)):
+            assert new is not None
+            new[: len(index), :, :length] = source[index, :, :length]
+            new[: len(index), :, now:] = source[index, :, before:]
+
+    def _store_prompts(self, key_states: Tensor, value_states: Tensor) -> None:
+        assert self.keys is not None
+        assert self.values is not None
+        length, rows = key_states.shape[2], self.layout.rows
+        if rows is None:
+            self.keys[:, :, :length] = key_states
+            self.values[:, :, :length] = value_states
+        else:
+            rows = rows.to(self.device)
+            self.keys[:, :, :length].index_copy_(0, rows, key_states)
+            self.values[:, :, :length].index_copy_(0, rows, value_states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return (query_length if self.layout.write is None else self.layout.used), 0
+
+    def get_seq_length(self) -> int:
+        return 0 if self.layout.write is None else self.layout.used
+
+    def get_max_length(self) -> int:
+        return self.layout.size
+
+
+@torch.inference_mode()
+def moved_cache(cache: Any, rows: Sequence[int], layout: Layout) -> Cache:
+    """Make a cache in another layout that holds these searches of the given one."""
+    other = tree_cache(layout)
+    for old in cache.layers:
+        layer = TreeLayer(layout)
+        if old.is_initialized:
+            layer.take(old, rows)
+        other.layers.append(layer)
+    return other
+
+
+def tree_cache(layout: Layout) -> Cache:
+    """Make a cache for any number of layers; each allocates itself at its first use."""
+    make_layer: Any = functools.partial(TreeLayer, layout)
+    return Cache(layer_class_to_replicate=make_layer)

@@ -1,0 +1,1 @@
+"""The search: tensors. Knows nodes and probabilities; no model, no text, no requests."""

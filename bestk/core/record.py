@@ -1,0 +1,120 @@
+"""A finished search tree on the CPU: what the pictures, the JSON and the hypotheses are made from.
+
+Columns of plain tensors, one entry per expanded node and one per child that the model listed. Knows
+tokens and probabilities, no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bestk.core.tree import State, Tree
+from bestk.errors import SchemaError
+
+_NODES = (
+    "token",
+    "parent",
+    "depth",
+    "step",
+    "expanded_at",
+    "log_prob",
+    "last_log_prob",
+    "priority",
+)
+_CHILDREN = ("child_token", "child_log_prob", "child_score", "child_state")
+_REALS = ("log_prob", "last_log_prob", "priority", "child_log_prob", "child_score")
+
+
+@dataclass(frozen=True)
+class TreeRecord:
+    """The nodes and children of one search; slot 0 is the root.
+
+    `child_*` columns are flat: entry i is child number `child_index[i]` of slot `child_parent[i]`.
+    """
+
+    token: Tensor
+    parent: Tensor
+    depth: Tensor
+    step: Tensor
+    expanded_at: Tensor
+    log_prob: Tensor
+    last_log_prob: Tensor
+    priority: Tensor
+    child_parent: Tensor
+    child_index: Tensor
+    child_token: Tensor
+    child_log_prob: Tensor
+    child_score: Tensor
+    child_state: Tensor
+
+    @classmethod
+    def of(cls, tree: Tree, rows: Sequence[int]) -> list[TreeRecord]:
+        """Copy some searches out of a batch, without their unused slots."""
+        index = torch.tensor(rows, dtype=torch.int64, device=tree.count.device)
+        counts = tree.count[index].cpu()
+        size = int(counts.max()) if len(rows) else 0
+
+        def copied(name: str) -> Tensor:
+            column: Tensor = getattr(tree, name)[:, :size].index_select(0, index)
+            return (column if name in _REALS else column.to(torch.int32)).cpu()
+
+        # Everything is copied, and cut to what is used, for all searches at once.
+        state = copied("child_state")
+        is_used = torch.arange(size) < counts[:, None]
+        row, slot, child = ((state != State.NONE) & is_used[..., None]).nonzero(as_tuple=True)
+        flat = {name: copied(name)[row, slot, child] for name in _CHILDREN if name != "child_state"}
+        flat |= {"child_state": state[row, slot, child]}
+        flat |= {"child_parent": slot.to(torch.int32), "child_index": child.to(torch.int32)}
+        sizes = torch.bincount(row, minlength=len(rows)).tolist()
+        parts = {name: column.split_with_sizes(sizes) for name, column in flat.items()}
+        nodes = {name: copied(name) for name in _NODES}
+        # A record has its own memory: one that is kept does not hold on to the others.
+        return [
+            cls(
+                **{name: column[i, :count].clone() for name, column in nodes.items()},
+                **{name: part[i].clone() for name, part in parts.items()},
+            )
+            for i, count in enumerate(counts.tolist())
+        ]
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def tokens_to(self, slot: int) -> list[int]:
+        """Return the tokens from the root to a slot."""
+        return self.token[self.paths_to([slot])[0]].tolist() if slot > 0 else []
+
+    def paths_to(self, slots: Sequence[int]) -> list[list[int]]:
+        """Return the slots from the root's child down to each of the given slots."""
+        parents = self.parent.tolist()
+        paths = []
+        for slot in slots:
+            path = []
+            while slot > 0:
+                path.append(slot)
+                slot = parents[slot]
+            paths.append(path[::-1])
+        return paths
+
+    def to_json(self) -> dict[str, list[float]]:
+        """Return the columns as lists."""
+        return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TreeRecord:
+        """Read back what `to_json` wrote."""
+        try:
+            columns = {
+                f.name: torch.tensor(
+                    data[f.name], dtype=torch.float64 if f.name in _REALS else torch.int32
+                )
+                for f in fields(cls)
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise SchemaError(f"a saved tree lacks or spoils a column: {error}") from None
+        return cls(**columns)

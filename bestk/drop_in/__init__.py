@@ -1,0 +1,1 @@
+"""`model.generate(..., custom_generate=bestk.generate)`."""

