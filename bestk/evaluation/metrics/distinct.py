@@ -1,7 +1,7 @@
 """Distinctness: different n-grams over words, within the texts of an example.
 
-The paper's D-1, D-2 and D-3 and their mean. `bestk.rerank.ngrams` says what a word is; the divisor is the
-number of words, not of n-grams, for every n.
+The paper's D-1, D-2 and D-3 and their mean. `bestk.rerank.ngrams` says what a word is; the divisor
+is the number of words, not of n-grams, for every n.
 """
 
 from __future__ import annotations
