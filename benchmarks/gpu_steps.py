@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from compare_steps import same
 
 from bestk.backends.base import Children, Group

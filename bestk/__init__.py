@@ -17,23 +17,24 @@ from bestk.errors import BestKError
 from bestk.version import __version__
 
 if TYPE_CHECKING:
-    from bestk.api import best_first, search, stream
+    from bestk.api import Run, best_first, search, stream
     from bestk.backends.vllm.open import from_vllm, vllm_options
     from bestk.baselines import run_method
     from bestk.batch import run_batch
+    from bestk.constraints.base import Constraint
     from bestk.drop_in.generate import generate
-    from bestk.engine.run import Run
     from bestk.lm.encoder_decoder import EncoderDecoderModel
     from bestk.lm.language_model import Features, LanguageModel
     from bestk.lm.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
 
 _HOMES = {
+    "Constraint": "bestk.constraints.base",
     "EncoderDecoderModel": "bestk.lm.encoder_decoder",
     "Features": "bestk.lm.language_model",
     "Hypothesis": "bestk.result",
     "LanguageModel": "bestk.lm.language_model",
-    "Run": "bestk.engine.run",
+    "Run": "bestk.api",
     "SearchResult": "bestk.result",
     "best_first": "bestk.api",
     "from_transformers": "bestk.lm.loading",
@@ -49,6 +50,7 @@ _HOMES = {
 
 __all__ = [
     "BestKError",
+    "Constraint",
     "EncoderDecoderModel",
     "Features",
     "Hypothesis",

@@ -1,24 +1,26 @@
-"""Text in, ranked texts out: `search`, `best_first` and `stream`.
+"""Text in, ranked texts out: `search`, `best_first`, `stream`, and `Run` to watch a search.
 
-Knows prompts, settings and results; a search under way is in `run.py`, many prompts in `many.py`.
+Knows prompts, settings and results; the scheduler does the rest.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from bestk.config import DIVERSITY, SearchConfig
-from bestk.engine.many import auto_batch_size, check_batch_size, encode_all, search_many
-from bestk.engine.run import Run
-from bestk.errors import BestKError, OptionError, PromptError, SearchInterrupted
+from bestk.engine.batch import Row
+from bestk.engine.memory import check_batch_size, is_out_of_memory
+from bestk.engine.request import Request, Update, requests_of
+from bestk.engine.scheduler import Scheduler
+from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError, SearchInterrupted
 from bestk.lm.language_model import Features, LanguageModel, Message, Prompt, is_batch
 from bestk.processors.pipeline import AllowedTokensFn, Hooks
 from bestk.rerank.postprocess import Finish
 from bestk.rerank.select import Embed, check_embed
-from bestk.result import Hypothesis, SearchResult
+from bestk.result import Hypothesis, SearchResult, not_started
 
 if TYPE_CHECKING:
     from bestk.rerank import Reranker
@@ -75,6 +77,7 @@ def search(
     logits_processor: Sequence[Any] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
+    constraints: Sequence[Any] = (),
     rerank: str | Reranker | Callable[[str, str], float] | None = None,
     num_texts: int | None = None,
     select: str = "best",
@@ -87,20 +90,29 @@ def search(
     `options` are the fields of `SearchConfig`; where `config` is given too they change it.
     `batch_size` prompts are searched side by side, by default as many as memory allows; it changes
     nothing but the speed. The processors and criteria are those of transformers' `generate`; each
-    sees a node's own prefix. `rerank` puts the texts in another order: a name such as `"mbr-chrf"`,
-    or a function of prompt and text. Of them `num_texts` are returned: the first, or with
-    `select="diverse"` good ones that differ; `diversity` goes from 0, quality alone, to 1.
+    sees a node's own prefix, as `constraints` do. `rerank` puts the texts in another order: a name
+    such as `"mbr-chrf"`, or a function of prompt and text. Of them `num_texts` are returned: the
+    first, or with `select="diverse"` good ones that differ; `diversity` goes from 0, quality alone,
+    to 1.
     """
     settings = SearchConfig.of(options, config)
-    hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
+    hooks = Hooks(
+        logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn, constraints
+    )
     check_embed(embed)
     finish = Finish(
         rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
     )
     every = list(prompts) if is_batch(prompts) else [prompts]
-    results = search_all(
-        lm, every, settings, batch_size=batch_size, keep_tree=keep_tree, hooks=hooks
-    )
+    most = check_batch_size(batch_size)
+    requests = requests_of(lm, every, settings, hooks, keep_tree=keep_tree)
+    outcomes = Outcomes(requests, Scheduler(most))
+    try:
+        for update in outcomes.scheduler.run(requests):
+            outcomes.note(update)
+    finally:
+        outcomes.scheduler.close()
+    results = outcomes.results()
     for result in results:
         if result.notice is not None:
             logger.warning("%s", result.notice)
@@ -118,20 +130,54 @@ def _finished(results: list[SearchResult], finish: Finish) -> list[SearchResult]
         raise SearchInterrupted(" ".join(why.split()), results) from error
 
 
-def search_all(
-    lm: LanguageModel,
-    prompts: Sequence[Any],
-    config: SearchConfig,
-    *,
-    batch_size: int | str = "auto",
-    keep_tree: bool = True,
-    hooks: Hooks | None = None,
-) -> list[SearchResult]:
-    """Search prompts by the fastest way that the settings leave; results as they were found."""
-    hooks = hooks or Hooks()
-    if config.constraints or config.is_shaped or hooks != Hooks():
-        return _search_chunks(lm, prompts, config, batch_size, keep_tree, hooks)
-    return search_many(lm, prompts, config, batch_size=batch_size, keep_tree=keep_tree)
+class Outcomes:
+    """What became of the requests of one call; what fails is raised with all that was found."""
+
+    def __init__(self, requests: Sequence[Request], scheduler: Scheduler) -> None:
+        self.requests, self.scheduler = list(requests), scheduler
+        self.found: dict[Request, SearchResult] = {}
+        self.broken: dict[Request, Exception] = {}  # searches whose model broke
+
+    def note(self, update: Update) -> None:
+        """Take a result; raise an error, but where only the model's numbers for a prompt broke."""
+        request, error = update.request, update.error
+        if update.result is not None:
+            self.found[request] = update.result
+        if error is None:
+            return
+        if update.result is not None and update.result.stop_reason == "broken":
+            self.broken[request] = error
+            return
+        has_begun = bool(self.found)
+        partial = self.close()
+        if isinstance(error, OutOfMemoryError) or is_out_of_memory(error):
+            raise OutOfMemoryError(str(error), partial) from error
+        if not isinstance(error, BestKError) or not has_begun:
+            raise error
+        raise SearchInterrupted(str(error), partial) from error
+
+    def results(self) -> list[SearchResult]:
+        """Return all results; raise if the model broke, the others being done."""
+        for request in self.requests:
+            if request in self.broken:
+                raise SearchInterrupted(str(self.broken[request]), self.partial())
+        return self.partial()
+
+    def close(self) -> list[SearchResult]:
+        """End what still runs, and return what is known."""
+        partial = self.partial()
+        self.found = dict(zip(self.requests, partial, strict=True))
+        self.scheduler.close()
+        return partial
+
+    def partial(self) -> list[SearchResult]:
+        """Return a result for every request, as good as is known."""
+        return [
+            self.found.get(request)
+            or self.scheduler.partial(request)
+            or not_started(request.prompt, request.config, request.lm.name)
+            for request in self.requests
+        ]
 
 
 def best_first(
@@ -183,42 +229,54 @@ def stream(
     if is_batch(prompt):
         raise PromptError("stream takes one prompt: use search for a list of them")
     hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
-    return _stream(Run(lm, [prompt], SearchConfig.of(options, config), hooks))
+    settings = SearchConfig.of(options, config)
+    return _stream(requests_of(lm, [prompt], settings, hooks, is_watched=True))
 
 
-def _stream(under_way: Run) -> Iterator[Hypothesis]:
-    texts = set()
-    steps = iter(under_way)
-    try:
-        for _ in steps:
-            for hypothesis in under_way.fresh()[0]:
-                if hypothesis.text not in texts:
-                    texts.add(hypothesis.text)
-                    yield hypothesis
-    finally:
-        steps.close()  # type: ignore[attr-defined]
+def _stream(requests: Sequence[Request]) -> Iterator[Hypothesis]:
+    outcomes = Outcomes(requests, Scheduler())
+    with contextlib.closing(outcomes.scheduler):
+        for update in outcomes.scheduler.run(requests):
+            outcomes.note(update)
+            if update.row is not None:
+                yield from update.row.fresh(update.row.standing)
 
 
-def _search_chunks(
-    lm: LanguageModel,
-    prompts: Sequence[Any],
-    config: SearchConfig,
-    batch_size: int | str,
-    keep_tree: bool,
-    hooks: Hooks,
-) -> list[SearchResult]:
-    """Search prompts batch after batch, where every batch has rules and shapers of its own."""
-    ids = encode_all(lm, prompts, config)
-    size = check_batch_size(batch_size) or auto_batch_size(lm, config, ids)
-    results: list[SearchResult] = []
-    for start in range(0, len(prompts), size):
-        shifted = dataclasses.replace(hooks, first=start)
-        under_way = Run(lm, prompts[start : start + size], config, shifted)
+class Run:
+    """Searches under way: iterate for their steps, ask for what was found at any of them."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        prompts: Sequence[Any],
+        config: SearchConfig,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self.requests = requests_of(lm, prompts, config, hooks, is_watched=True)
+        self.config = self.requests[0].config if self.requests else config
+        self.scheduler = Scheduler(max(1, len(self.requests)))
+        self.outcomes = Outcomes(self.requests, self.scheduler)
+        self._rows: dict[Request, Row] = {}
+
+    def __iter__(self) -> Iterator[Update]:
+        """Yield an update for every step. Breaks off with what was found, never without."""
         try:
-            for _ in under_way:
-                pass
-        except SearchInterrupted as error:
-            error.partial = results + error.partial
-            raise
-        results += under_way.results(keep_tree=keep_tree)
-    return results
+            for request in self.requests:
+                self.scheduler.add(request)
+            while self.scheduler.has_work:
+                for update in self.scheduler.step():
+                    self.outcomes.note(update)
+                    if update.row is not None:
+                        self._rows[update.request] = update.row
+                    yield update
+        finally:
+            self.outcomes.close()
+
+    def fresh(self) -> list[list[Hypothesis]]:
+        """Return, for every prompt, the texts completed since the last call."""
+        rows = [self._rows.get(request) for request in self.requests]
+        return [[] if row is None else row.fresh(row.standing) for row in rows]
+
+    def results(self) -> list[SearchResult]:
+        """Return a result for every prompt, whether or not its search has ended."""
+        return self.outcomes.partial()

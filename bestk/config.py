@@ -103,6 +103,7 @@ class SearchConfig:
     timeout: float | None = None  # stop rule, seconds
     certify: int | None = None  # stop rule: this many texts proven to be the model's likeliest
     rank_by: str = "mean"  # order of the results
+    policy: str = "best-k"  # which nodes come next
     stop_ids: tuple[int, ...] = ()  # token ids that complete a text, besides the model's EOS ids
     stop: tuple[str, ...] = ()  # strings that complete a text
     must_include: tuple[str, ...] = ()  # words or phrases that every text holds; "ran|runs": either

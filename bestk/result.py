@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bestk.config import SearchConfig
-from bestk.core.best_k import Searches
-from bestk.core.mass import Mass, masses
+from bestk.core.mass import Mass
 from bestk.core.record import TreeRecord
-from bestk.core.tree import State
 from bestk.errors import OptionError, SchemaError
 from bestk.version import __version__
 
@@ -112,10 +110,11 @@ class SearchResult:
 
     def to_json(self, *, tree: bool = False) -> dict[str, Any]:
         """Return the result as plain data that `from_json` reads back."""
+        prompt = self.prompt
         data = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "prompt": self.prompt.to_json() if hasattr(self.prompt, "to_json") else self.prompt,
+            "prompt": prompt if isinstance(prompt, Sequence) else prompt.to_json(),
             "hypotheses": [_hypothesis_json(h) for h in self.hypotheses],
             "mass": self.mass.brief(),
             "pruned_by": {
@@ -205,55 +204,12 @@ def signature(config: SearchConfig, model: str, hooks: Sequence[str] = ()) -> st
     return f"bestk|model:{model}|{config.describe()}|{told}v:{__version__}"
 
 
-def collect(
-    searches: Searches,
-    *,
-    prompts: Mapping[int, Any],
-    decode: Callable[[Sequence[Sequence[int]]], list[str]],
-    model: str,
-    seconds: float,
-    keep_tree: bool = True,
-    hooks: Sequence[str] = (),
-    token_texts: Callable[[Sequence[int]], dict[int, str]] | None = None,
-) -> list[SearchResult]:
-    """Turn the state of searches, finished or not, into results: one for each row in `prompts`."""
-    clocks, reasons = searches.clock.tolist(), searches.stop_reasons()
-    mass = masses(searches)
-    num_truncated, bounds = searches.num_truncated.tolist(), searches.bound().tolist()
-    results = []
-    records = TreeRecord.of(searches.tree, list(prompts))
-    for (row, prompt), record in zip(prompts.items(), records, strict=True):
-        found = completions(record, searches.config, bounds[row], decode)
-        merged = rank(merge(found))
-        results.append(
-            SearchResult(
-                prompt=prompt,
-                hypotheses=tuple(merged),
-                mass=mass[row],
-                cost=Cost(expanded=len(record), model_calls=clocks[row] + 1, seconds=seconds),
-                signature=signature(searches.config, model, hooks),
-                config=searches.config,
-                stop_reason=reasons[row],
-                num_completions=len(found),
-                num_truncated=num_truncated[row],
-                certified=sum(h.is_certified for h in merged),
-                notice=None
-                if merged
-                else emptiness(searches.config, reasons[row], num_truncated[row], bounds[row]),
-                tree=record if keep_tree else None,
-                raw=tuple(found),
-                token_texts=LazyTexts(token_texts, record) if keep_tree and token_texts else {},
-            )
-        )
-    return results
-
-
 def not_started(prompt: Any, config: SearchConfig, model: str) -> SearchResult:
     """Make the result of a search that something broke off before its prompt was read."""
     return SearchResult(
         prompt=prompt,
         hypotheses=(),
-        mass=Mass(completed=0, frontier=1, pruned_prob=0, pruned_frontier=0, truncated=0),
+        mass=Mass(completed=0.0, frontier=1.0, pruned_prob=0.0, pruned_frontier=0.0, truncated=0.0),
         cost=Cost(expanded=0, model_calls=0, seconds=0),
         signature=signature(config, model),
         config=config,
@@ -285,48 +241,6 @@ def emptiness(config: SearchConfig, stop_reason: str, num_truncated: int, bound:
     if stop_reason == "exhausted":
         return f"{none} among children of at least min_prob={config.min_prob:g}: lower it"
     return f"{none} before the search ended ({stop_reason})"
-
-
-def completions(
-    record: TreeRecord,
-    config: SearchConfig,
-    bound: float,
-    decode: Callable[[Sequence[Sequence[int]]], list[str]],
-    *,
-    since: int = 0,
-    state: State = State.COMPLETE,
-) -> list[Hypothesis]:
-    """Return the complete texts of a tree in the order found, from slot `since` on.
-
-    With another `state` these are texts that were cut off, or are still open.
-    """
-    is_wanted = (record.child_state == state) & (record.child_parent >= since)
-    entries = is_wanted.nonzero()[:, 0]
-    parents = record.child_parent[entries].tolist()
-    ends = record.child_token[entries].tolist()
-    last = record.child_log_prob[entries].tolist()
-    tokens, steps = record.token.tolist(), record.expanded_at.tolist()
-    log_prob, node_log_prob = record.log_prob.tolist(), record.last_log_prob.tolist()
-    paths = record.paths_to(parents)
-    token_ids = [(*(tokens[s] for s in path), end) for path, end in zip(paths, ends, strict=True)]
-    found = []
-    for i, text in enumerate(decode(token_ids)):
-        log_probs = (*(node_log_prob[slot] for slot in paths[i]), last[i])
-        total = log_prob[parents[i]] + last[i]
-        step = steps[parents[i]]
-        found.append(
-            Hypothesis(
-                text=text,
-                score=ranking_score(config, total, log_probs, step),
-                log_prob=total,
-                token_ids=token_ids[i],
-                log_probs=log_probs,
-                step=step,
-                is_certified=total >= bound,
-                is_complete=state == State.COMPLETE,
-            )
-        )
-    return found
 
 
 def merge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:

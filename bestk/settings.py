@@ -31,6 +31,7 @@ _SEARCH = {
     "min_children": "Likeliest tokens opened in any case.",
     "max_children": "Tokens looked at per node; all that can pass min prob unless given.",
     "max_frontier": "Open nodes kept after each step.",
+    "policy": "Which nodes come next; best-k is the paper's algorithm.",
     "rank_by": f"Order of the texts: {', '.join(RANKINGS)}.",
 }
 _STOPPING = {

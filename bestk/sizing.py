@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bestk.backends.base import Memory
+from bestk.backends.transformers.decoder_only import DecoderOnlyBackend
+from bestk.backends.transformers.encoder_decoder import EncoderDecoderBackend
 from bestk.config import DTYPES, SearchConfig
-from bestk.core.best_k import room
-from bestk.engine.many import most_lanes
+from bestk.core.policy import spec_of
+from bestk.engine.memory import rows_in
 from bestk.errors import ModelError, OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.loading import from_transformers, shape_of
@@ -47,13 +50,14 @@ class Size:
     sent_tokens: int  # in those requests, at most
     computed_tokens: int  # of them not in the server's prefix cache, on average
 
-    def lanes_in(self, memory_bytes: int) -> int:
+    def rows_in_memory(self, memory_bytes: int) -> int:
         """Count the searches that `batch_size="auto"` runs side by side; 0: not even one fits."""
         free = memory_bytes - self.weight_bytes
-        return most_lanes(free, self.search_bytes) if free >= self.search_bytes else 0
+        memory = Memory(free=free, per_search=self.search_bytes)
+        return rows_in(memory) if free >= self.search_bytes else 0
 
     def times(self, prompts: int) -> dict[str, int]:
-        """Add up what a job of so many prompts takes; calls serve all lanes, and are per lane."""
+        """Add up what a job of so many prompts takes; calls serve all searches of a batch."""
         names = ("tokens", "flops", "requests", "sent_tokens", "computed_tokens")
         return {name: getattr(self, name) * prompts for name in names}
 
@@ -71,15 +75,14 @@ def size_of(
         raise OptionError(f"prompt_tokens must be at least 1, got {prompt_tokens}")
     settings = SearchConfig.of(options, config)
     lm = from_transformers(shape_of(model, dtype), name=model) if isinstance(model, str) else model
-    backend: Any = lm.backend
-    checkpoint = getattr(backend, "checkpoint", None)
-    if checkpoint is None:
+    backend = lm.backend
+    if not isinstance(backend, DecoderOnlyBackend | EncoderDecoderBackend):
         raise ModelError(f"model {lm.name} has no weights here to size up: name the one it serves")
-    weights = list(checkpoint.model.parameters())
+    weights = list(backend.model.module.parameters())
     parameters = sum(weight.numel() for weight in weights)
     budget, longest = settings.total_budget, settings.max_new_tokens
     slots = prompt_tokens + budget
-    token_bytes = checkpoint.token_bytes
+    token_bytes = backend.model.token_bytes
     tokens = prompt_tokens + budget - 1
     return Size(
         model=lm.name,
@@ -88,7 +91,7 @@ def size_of(
         token_bytes=token_bytes,
         slots=slots,
         cache_bytes=slots * token_bytes,
-        search_bytes=backend.lane_bytes(prompt_tokens, room(settings, backend.vocab_size)),
+        search_bytes=backend.model.bytes_of(spec_of(settings, backend.vocab_size), prompt_tokens),
         beam_cache_bytes=settings.beam_size * (prompt_tokens + longest) * token_bytes,
         model_calls=1 + -(-(budget - 1) // min(settings.k, settings.max_frontier)),
         tokens=tokens,
@@ -116,8 +119,8 @@ def describe(size: Size, prompts: int, memory_bytes: int | None = None) -> Mappi
         "memory per search": f"{_bytes(size.search_bytes)} with logits, tree and activations",
     }
     if memory_bytes is not None:
-        lanes = size.lanes_in(memory_bytes)
-        lines["side by side"] = f"{lanes} searches in {_bytes(memory_bytes)}"
+        rows = size.rows_in_memory(memory_bytes)
+        lines["side by side"] = f"{rows} searches in {_bytes(memory_bytes)}"
     total = size.times(prompts)
     lines |= {
         "model calls": f"{size.model_calls:,} per search",

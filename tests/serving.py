@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from fastapi import FastAPI
 
 import bestk
-from bestk.backends.base import Children, Group, Room, Shaper
 from bestk.backends.toy import ToyBackend, ToySession
+from bestk.nodes import BatchSpec, NodeBatch
 from bestk.server.app import Access, create_app
 from bestk.server.limits import Limits
 from bestk.server.main import GracefulServer, ServeOptions, make_server
@@ -51,10 +52,10 @@ class Slow(ToySession):
 
     backend: SlowBackend
 
-    def expand(self, group: Group) -> Children:
+    def evaluate(self, nodes: NodeBatch, *, whole: bool) -> torch.Tensor:
         self.backend.num_steps += 1
         self.backend.before_step()
-        return super().expand(group)
+        return super().evaluate(nodes, whole=whole)
 
 
 class SlowBackend(ToyBackend):
@@ -64,18 +65,9 @@ class SlowBackend(ToyBackend):
     before_step: Callable[[], Any] = staticmethod(lambda: None)
 
     def start(
-        self, prompts: Sequence[Sequence[int]], room: Room, shaper: Shaper | None = None
+        self, prompts: Sequence[Sequence[int]], spec: BatchSpec, prompt_size: int = 0
     ) -> ToySession:
-        return Slow(self, [tuple(prompt) for prompt in prompts], room.num_children, shaper)
-
-
-# `moved` must give a session of the same kind.
-def _moved(self: Slow, rows: Sequence[int], batch: int, prompt_size: int) -> Slow:
-    plain = ToySession.moved(self, rows, batch, prompt_size)
-    return Slow(self.backend, plain.prompts, plain.num_children, plain.shaper)
-
-
-Slow.moved = _moved  # type: ignore[method-assign,assignment]
+        return Slow(self, [tuple(prompt) for prompt in prompts])
 
 
 def letters_lm(name: str = "letters") -> bestk.LanguageModel:
@@ -113,12 +105,12 @@ class Served:
     """A server that runs."""
 
     def __init__(self, app: FastAPI, grace: float) -> None:
-        self.app, self.engine = app, app.state.engine
+        self.app, self.loop = app, app.state.loop
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server: GracefulServer = make_server(app, ServeOptions(grace=grace))
-        self.engine.start()
+        self.loop.start()
         self._thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [listening]}, daemon=True
         )
@@ -129,8 +121,8 @@ class Served:
         self.server.should_exit = True
         self._thread.join(30)
         assert not self._thread.is_alive(), "the server did not stop"
-        self.engine.drain(0)
-        assert self.engine.join(30), "the engine did not stop"
+        self.loop.drain(0)
+        assert self.loop.join(30), "the engine did not stop"
 
 
 def until(is_so: Callable[[], Any], seconds: float = 30) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import bestk
 from bestk.backends.base import Backend, Children, Group, Room, Session
-from bestk.backends.prefix import PromptedSession
+from bestk.backends.prefix import PrefixSession
 from bestk.backends.toy import ToyBackend
 from bestk.backends.transformers.decoder_only import CausalBackend, TreeSession
 from bestk.backends.transformers.recompute import PrefixSession
@@ -74,13 +74,13 @@ def _vllm() -> Iterator[Backend]:
 BACKENDS = {
     "toy": Entry(lambda: random_toy(1, vocab_size=6), object, tolerance=0),
     "ngram": Entry(_ngram, object, tolerance=0),
-    "http-vllm": Entry(lambda: _served("vllm"), PromptedSession, tolerance=0),
-    "http-sglang": Entry(lambda: _served("sglang"), PromptedSession, tolerance=0),
-    "http-llama.cpp": Entry(lambda: _served("llama.cpp"), PromptedSession, tolerance=0),
-    "prompted": Entry(lambda: PromptedToy(_dense_toy()), PromptedSession, tolerance=0),
+    "http-vllm": Entry(lambda: _served("vllm"), PrefixSession, tolerance=0),
+    "http-sglang": Entry(lambda: _served("sglang"), PrefixSession, tolerance=0),
+    "http-llama.cpp": Entry(lambda: _served("llama.cpp"), PrefixSession, tolerance=0),
+    "prompted": Entry(lambda: PromptedToy(_dense_toy()), PrefixSession, tolerance=0),
     "causal": Entry(lambda: CausalBackend(tiny.model("llama")), TreeSession),
     "causal-gpt2": Entry(lambda: CausalBackend(tiny.model("gpt2")), TreeSession),
-    "vllm": Entry(_vllm, PromptedSession),
+    "vllm": Entry(_vllm, PrefixSession),
     "prefix": Entry(lambda: CausalBackend(tiny.model("bloom")), PrefixSession),
     "prefix-recurrent": Entry(lambda: CausalBackend(tiny.model("mamba")), PrefixSession),
 }

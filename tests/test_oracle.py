@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import best_k
+from stepping import steps
 
+import bestk
 from bestk.config import SearchConfig
-from bestk.core.best_k import Searches, Step, run
-from bestk.core.record import TreeRecord
-from bestk.result import completions
+from bestk.core.policy import Plan
+from bestk.core.record import TreeRecord, texts_of
+from bestk.core.state import SearchState
 
 PROMPTS = [(1,), (0, 1), (1, 1)]
 Prefix = tuple[int, ...]
@@ -52,20 +53,20 @@ def test_core_equals_oracle(
 ) -> None:
     config = SearchConfig(**options, **score)
     model = random_toy(seed, vocab)
-    searches = Searches(config, batch=3, vocab_size=vocab, eos_ids=(0,), device=torch.device("cpu"))
+    lm = bestk.LanguageModel(model)
     groups: list[list[list[Prefix]]] = [[], [], []]
     frontiers: list[list[set[Prefix]]] = [[], [], []]
     ledgers: list[list[dict[str, float]]] = [[], [], []]
-    for step in run(model.start(PROMPTS, searches.room), searches):
+    for number, plan, searches in steps(lm, PROMPTS, config):
         assert int(searches.tree.count.max()) <= config.total_budget, "the budget was exceeded"
         for row in range(3):
             ledger = _ledger(searches, row)
-            assert abs(sum(ledger.values()) - 1) < 1e-6, f"mass was lost or made: {step.index}"
-            popped = _popped(step, row)
-            if popped or not step.index:  # a search that has stopped takes no part in a step
+            assert abs(sum(ledger.values()) - 1) < 1e-6, f"mass was lost or made: {number}"
+            popped = [] if plan is None else _popped(plan, row)
+            if popped or not number:  # a search that has stopped takes no part in a step
                 frontiers[row].append(_open(searches, row))
                 ledgers[row].append(ledger)
-            if popped and step.index:
+            if popped:
                 groups[row].append(popped)
     for row, prompt in enumerate(PROMPTS):
         trace = best_k(model, prompt, config)
@@ -78,8 +79,8 @@ def test_core_equals_oracle(
         assert int(searches.num_completions[row]) == len(found)
 
 
-def _popped(step: Step, row: int) -> list[Prefix]:
-    group = step.group
+def _popped(plan: Plan, row: int) -> list[Prefix]:
+    group = plan.nodes
     return [
         tuple(prefix[:depth])
         for prefix, depth, is_valid in zip(
@@ -92,7 +93,7 @@ def _popped(step: Step, row: int) -> list[Prefix]:
     ]
 
 
-def _open(searches: Searches, row: int) -> set[Prefix]:
+def _open(searches: SearchState, row: int) -> set[Prefix]:
     token, parent = searches.tree.token[row].tolist(), searches.tree.parent[row].tolist()
     nodes = searches.frontier.nodes
     is_open = nodes.is_open[row]
@@ -108,7 +109,7 @@ def _open(searches: Searches, row: int) -> set[Prefix]:
     return set(prefixes)
 
 
-def _ledger(searches: Searches, row: int) -> dict[str, float]:
+def _ledger(searches: SearchState, row: int) -> dict[str, float]:
     ledger = searches.ledger
     return {
         "completed": float(ledger.completed[row]),
@@ -119,7 +120,6 @@ def _ledger(searches: Searches, row: int) -> dict[str, float]:
     }
 
 
-def _completions(searches: Searches, row: int) -> list[tuple[Prefix, float]]:
+def _completions(searches: SearchState, row: int) -> list[tuple[Prefix, float]]:
     (record,) = TreeRecord.of(searches.tree, [row])
-    found = completions(record, searches.config, 0.0, lambda texts: [""] * len(texts))
-    return [(hypothesis.token_ids, hypothesis.log_prob) for hypothesis in found]
+    return [(text.token_ids, text.log_prob) for text in texts_of(record, 0.0)]

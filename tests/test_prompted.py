@@ -10,7 +10,7 @@ from conftest import random_toy
 from prompted_toy import PromptedToy
 
 import bestk
-from bestk.backends.prefix import Likeliest
+from bestk.backends.prefix import TopLogprobs
 from bestk.backends.toy import ToyBackend
 from bestk.backends.vllm.client import StepDriver
 from bestk.errors import ModelError, OptionError
@@ -117,9 +117,9 @@ class OneStep(StepDriver):
     ) -> None:
         self.asked += ids
 
-    def step(self) -> list[tuple[str, Likeliest | ModelError]]:
+    def step(self) -> list[tuple[str, TopLogprobs | ModelError]]:
         asked, self.asked = self.asked, []
-        sound = Likeliest([1], [-0.5])
+        sound = TopLogprobs([1], [-0.5])
         return [(name, ModelError("gave up") if name in self.failing else sound) for name in asked]
 
     def abort(self, ids: list[str]) -> None:
@@ -130,7 +130,7 @@ def test_an_engines_failure_is_told_to_who_asked_and_to_nobody_else() -> None:
     driver = OneStep(failing={"bestk-9"})
     driver.waiting.add("bestk-9")  # of another thread, which has it answered by our step
     driver.asked.append("bestk-9")
-    assert driver.ask([[1], [2]], 1, None) == [Likeliest([1], [-0.5])] * 2
+    assert driver.ask([[1], [2]], 1, None) == [TopLogprobs([1], [-0.5])] * 2
     assert isinstance(driver.answers["bestk-9"], ModelError), "it waits for the one who asked"
     driver.failing.add("bestk-2")
     with pytest.raises(ModelError, match="gave up"):

@@ -130,7 +130,7 @@ def test_the_probe_finds_wrong_positions(family: str, monkeypatch: Any, caplog: 
     def nothing(*_: Any) -> Iterator[dict[str, Any]]:
         yield {}
 
-    monkeypatch.setattr(adapters, "_replaced", nothing)
+    monkeypatch.setattr(adapters, "replaced", nothing)
     monkeypatch.setattr(adapters.AskedPositions, "given", nothing)
     model, sources = tiny(family), sources_for(family)[:2]
     with caplog.at_level(logging.WARNING, "bestk"):

@@ -16,10 +16,10 @@ import pytest
 import tiny
 import tiny_vllm
 import torch
+from bestk.engine.many import auto_batch_size
 
 import bestk
-from bestk.backends.prefix import Likeliest
-from bestk.engine.many import auto_batch_size
+from bestk.backends.prefix import TopLogprobs
 from bestk.errors import MissingExtraError, ModelError, OptionError, PromptError
 
 pytestmark = tiny_vllm.marks()
@@ -338,11 +338,11 @@ def test_an_engine_that_fails_keeps_what_was_found(
     driver = lm.backend.driver  # type: ignore[attr-defined]
     ask, calls = driver.ask, []
 
-    def fails_later(*args: Any) -> list[Likeliest]:
+    def fails_later(*args: Any) -> list[TopLogprobs]:
         calls.append(args)
         if len(calls) > 6:
             raise RuntimeError("EngineCore encountered an issue.\nsee above")
-        answers: list[Likeliest] = ask(*args)
+        answers: list[TopLogprobs] = ask(*args)
         return answers
 
     monkeypatch.setattr(driver, "ask", fails_later)

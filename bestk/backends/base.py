@@ -1,205 +1,143 @@
-"""What a search asks of a language model: prompts in, the likeliest next tokens of any node out.
+"""What the engine asks of a language model: prompts in, logits or listed children of any node out.
 
-A backend knows tokens and probabilities. It knows nothing of scores, decay, frontiers or text.
-`Backend.start` opens a `Session` for a batch of prompts; the session is told of every expanded node
-exactly once, in slot order, and may keep what it computed for it.
+A `Backend` is a model; it opens a `Session` for a batch of searches, which is told of every node
+once and may keep what it computed for it. What they can do they declare: nobody has to try. Knows
+tokens and probabilities; nothing of scores, frontiers, requests or text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from bestk.errors import OptionError
+from bestk.nodes import BatchSpec, Children, NodeBatch
 
 _Prompt = TypeVar("_Prompt")
 
 
-class Children(NamedTuple):
-    """The likeliest next tokens of a group of nodes, best first.
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a backend, or one of its sessions, can do."""
 
-    Log-probabilities are the model's own, normalised over the whole vocabulary. An entry of −inf is
-    no child; NaN says that the model is broken.
-    """
-
-    token: Int[Tensor, "batch group children"]
-    log_prob: Float[Tensor, "batch group children"]
-
-
-@dataclass(frozen=True)
-class Group:
-    """The nodes that one model call expands, the same number of places for every search.
-
-    `path` holds the slots of a node's ancestors and itself, `prefix` their tokens, both from the
-    root's child downwards and filled with −1 after `depth` entries. A place where `is_valid` is
-    false repeats no node: its slot is the tree's scratch slot and what comes back is ignored.
-    """
-
-    token: Int[Tensor, "batch group"]
-    slot: Int[Tensor, "batch group"]
-    depth: Int[Tensor, "batch group"]
-    log_prob: Float[Tensor, "batch group"]
-    path: Int[Tensor, "batch group depth"]
-    prefix: Int[Tensor, "batch group depth"]
-    is_valid: Bool[Tensor, "batch group"]
+    full_logits: bool = True  # else likely tokens are listed: no processors, grammars or samplers
+    max_listed: int | None = None  # tokens listed per node at the most
+    way_out: str = ""  # what lifts a limit, such as "start the server with --max-logprobs"
+    resize: bool = False  # running searches can go on in a batch of another size
+    static: bool = False  # `evaluate` is a fixed series of kernels: a CUDA graph can hold it
+    static_prefill: bool = False  # so is `prefill_tensors`
+    normalised: bool = False  # what is given are log-probabilities
+    max_length: int | None = None  # tokens of prompt and text together
+    max_source_length: int | None = None  # tokens that an encoder reads
+    max_rows: int | None = None  # searches that are worth a pass; None: as many as fit
 
 
-@dataclass(frozen=True)
-class Room:
-    """How much a session must be ready for."""
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Room for searches: bytes, or tokens of an engine's cache."""
 
-    width: int  # nodes per call and search
-    capacity: int  # nodes per search, the root included
-    depth: int  # tokens from the root to the deepest node that is ever expanded
-    num_children: int  # likeliest tokens to return per node; 0 where a shaper has seen enough
-    prompt_size: int = 0  # tokens of the longest prompt to come, where that is known
-    num_wanted: int = 0  # places after them for tokens that a `Seeker` wants listed
+    free: int
+    per_search: int
 
 
-@runtime_checkable
-class Shaper(Protocol):
-    """Changes a model's distributions before the search sees them: processors, grammars."""
+class Context(NamedTuple):
+    """What a text follows on; `prompt` holds what had to be computed to know it."""
 
-    def __call__(
-        self, group: Group, log_probs: Float[Tensor, "batch group vocab"]
-    ) -> Float[Tensor, "batch group vocab"]:
-        """Return new log-probabilities; they need not be normalised, and −inf forbids a token."""
-        ...
+    prompt: Any
+    ids: Sequence[int]  # before the first generated token
+    source: Sequence[int]  # what an encoder read, else the same
 
 
-@runtime_checkable
-class Seeker(Shaper, Protocol):
-    """A shaper that also wants some tokens listed as children, however unlikely they are."""
+class Session(ABC):
+    """The searches of one batch, a row each, as the model sees them."""
 
-    def wants(self, group: Group) -> Int[Tensor, "batch group wanted"] | None:
-        """Name `Room.num_wanted` different tokens per node, −1 for none; None for none at all."""
-        ...
+    capabilities = Capabilities()
 
+    @abstractmethod
+    def prefill(self, nodes: NodeBatch, prompts: Mapping[int, Any], *, whole: bool) -> Any:
+        """Read prompts into rows; return what `evaluate` does for `nodes`, their roots.
 
-@runtime_checkable
-class Session(Protocol):
-    """The searches of one batch, as the model sees them."""
+        Rows of the result that were not read mean nothing.
+        """
 
-    def root(self, group: Group) -> Children:
-        """Return the children of every root; the group holds the roots, at depth 0."""
-        ...
+    @abstractmethod
+    def evaluate(self, nodes: NodeBatch, *, whole: bool) -> Tensor | Children:
+        """Return logits [batch, nodes, vocab]; or a list of children, unless `whole` is wanted."""
 
-    def expand(self, group: Group) -> Children:
-        """Return the children of every node in the group."""
-        ...
+    def prefill_tensors(
+        self, nodes: NodeBatch, tokens: Tensor, lengths: Tensor, rows: Tensor
+    ) -> Tensor:
+        """Do what `prefill` does, from tensors: the part that a CUDA graph can hold."""
+        raise AssertionError("only sessions with static_prefill read tensors")
 
+    def resize(self, rows: Sequence[int], batch: int, prompt_size: int) -> Session:
+        """Return a session of another size that goes on with these searches, in its first rows."""
+        raise AssertionError("this session was asked to resize, and does not declare it")
+
+    @abstractmethod
     def close(self) -> None:
         """Free what the session holds. May be called twice."""
-        ...
 
 
-@runtime_checkable
-class Backend(Protocol):
+class Backend(ABC):
     """A language model over token ids."""
 
-    @property
-    def name(self) -> str:
-        """Say what the model is, for signatures."""
-        ...
+    name: str  # for signatures
+    vocab_size: int
+    eos_ids: tuple[int, ...]  # that complete a text
+    capabilities = Capabilities()
 
     @property
-    def vocab_size(self) -> int:
-        """Count the token ids."""
-        ...
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """Name the ids that complete a text."""
-        ...
-
-    @property
-    def max_length(self) -> int | None:
-        """Say how many tokens fit, prompt and text together; None where there is no limit."""
-        ...
-
-    @property
+    @abstractmethod
     def device(self) -> torch.device:
-        """Say where the tensors of a search should live."""
-        ...
+        """The device that the tensors of a search should live on."""
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], room: Room, shaper: Shaper | None = None
-    ) -> Session:
-        """Open a session for a batch of prompts; `shaper` changes every distribution in it."""
-        ...
+    @abstractmethod
+    def start(self, prompts: Sequence[Any], spec: BatchSpec, prompt_size: int = 0) -> Session:
+        """Open a session for a batch; prompts to come may have up to `prompt_size` tokens."""
+
+    def kind(self, prompt: Any, spec: BatchSpec) -> str:
+        """Name the kind of session that serves a prompt: those of one batch must be alike."""
+        return ""
+
+    def contexts(self, prompts: Sequence[Any]) -> list[Context]:
+        """Return what stands before the first generated token of each prompt."""
+        return [Context(prompt, prompt, prompt) for prompt in prompts]
+
+    def check(self, spec: BatchSpec, *, whole: bool) -> None:
+        """Refuse a search that asks for more than the model gives."""
+        can, most = self.capabilities, self.capabilities.max_listed
+        way_out = f", or {can.way_out}" if can.way_out else ""
+        if whole and not can.full_logits:
+            raise OptionError(
+                f"{self.name} lists at most {most} of its {self.vocab_size} tokens, and what was "
+                "asked for (a sampler, or a setting that shapes probabilities or constrains texts) "
+                f"needs them all: use a transformers model{way_out}"
+            )
+        if most is not None and spec.num_children > most:
+            raise OptionError(
+                f"{self.name} lists at most {most} tokens, and this search looks at "
+                f"{spec.num_children} per node: set max_children={most}{way_out}"
+            )
+
+    def memory(self, spec: BatchSpec, prompt_size: int) -> Memory | None:
+        """Return the room for such searches, None where nobody knows."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the numbers depend on besides the weights, as plain data."""
+        return {"dtype": "", "device": self.device.type}
 
 
-def moved_prompts(prompts: Sequence[_Prompt], rows: Sequence[int], batch: int) -> list[_Prompt]:
+def resized_prompts(prompts: Sequence[_Prompt], rows: Sequence[int], batch: int) -> list[_Prompt]:
     """Return the prompts of some rows, filled up to a batch of another size.
 
-    >>> moved_prompts(["a", "b", "c"], [2], 2)
+    >>> resized_prompts(["a", "b", "c"], [2], 2)
     ['c', 'a']
     """
     return [*(prompts[row] for row in rows), *[prompts[0]] * (batch - len(rows))]
-
-
-def shaped_children(
-    group: Group,
-    logits: Float[Tensor, "batch group vocab"],
-    num_children: int,
-    shaper: Shaper | None,
-) -> Children:
-    """Pick the children of a group from its logits, after the shaper if there is one."""
-    if shaper is not None:
-        logits = shaper(group, logits.float().log_softmax(dim=-1))
-    children = top_children(logits, num_children)
-    if isinstance(shaper, Seeker) and (wanted := shaper.wants(group)) is not None:
-        children = with_wanted(children, normalised(logits), wanted)
-    return children
-
-
-def top_children(logits: Float[Tensor, "batch group vocab"], num_children: int) -> Children:
-    """Pick the likeliest tokens, equal ones by lower id, with their true log-probabilities.
-
-    Where every token is forbidden (all logits −inf) there are no children.
-
-    `topk` may take any of several equal logits, and half-precision logits are often equal. All that
-    pass γ are taken anyway; only the first place must be settled, so `argmax` (first of equals) has
-    the last word on it.
-    """
-    if num_children == 0:
-        nothing = logits.new_zeros(*logits.shape[:-1], 0)
-        return Children(nothing.long(), nothing.float())
-    logits = logits.float()
-    value, token = logits.topk(num_children, dim=-1)
-    if num_children > 1:
-        token, order = token.sort(dim=-1)
-        value, order = value.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-        token = token.gather(-1, order)
-    first = torch.minimum(token[..., :1], logits.argmax(dim=-1, keepdim=True))
-    token = torch.cat([first, token[..., 1:]], dim=-1)
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    return Children(token, value - total.masked_fill(total == -torch.inf, 0.0))
-
-
-def normalised(logits: Float[Tensor, "batch group vocab"]) -> Float[Tensor, "batch group vocab"]:
-    """Turn logits into log-probabilities; where every token is forbidden they all stay −inf."""
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    return logits - total.masked_fill(total == -torch.inf, 0.0)
-
-
-def with_wanted(
-    children: Children,
-    log_probs: Float[Tensor, "batch group vocab"],
-    wanted: Int[Tensor, "batch group wanted"],
-) -> Children:
-    """List wanted tokens after the likeliest ones, with their true log-probabilities, best first.
-
-    One that is listed already is not repeated: its place stays empty.
-    """
-    is_listed = (wanted[..., None] == children.token[..., None, :]).any(dim=-1)
-    value = log_probs.gather(-1, wanted.clamp(min=0))
-    value = value.masked_fill(is_listed | (wanted < 0), -torch.inf)
-    value, order = value.sort(dim=-1, descending=True, stable=True)
-    return Children(
-        torch.cat([children.token, wanted.gather(-1, order)], dim=-1),
-        torch.cat([children.log_prob, value], dim=-1),
-    )

@@ -5,28 +5,23 @@ Probabilities are exact and tokens few, for tests and docs. Knows no text.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from bestk.backends.base import (
-    Children,
-    Group,
-    Room,
-    Seeker,
-    Shaper,
-    moved_prompts,
-    normalised,
-    with_wanted,
-)
+from bestk.backends.base import Backend, Capabilities, Session, resized_prompts
 from bestk.errors import ModelError
+from bestk.nodes import BatchSpec, NodeBatch
 
 Distribution = Sequence[float]
 Prefix = tuple[int, ...]
 
 
-class ToyBackend:
+class ToyBackend(Backend):
     """A function from the whole prefix, prompt included, to next-token probabilities.
 
     >>> model = ToyBackend(lambda prefix: (0.5, 0.5), vocab_size=2, eos_ids=(0,))
@@ -35,8 +30,8 @@ class ToyBackend:
     """
 
     name = "toy"
-    max_length: int | None = None
     device = torch.device("cpu")
+    capabilities = Capabilities(resize=True, normalised=True)
 
     def __init__(
         self,
@@ -93,64 +88,43 @@ class ToyBackend:
         return [math.log(p) if p > 0 else -math.inf if p == 0 else math.nan for p in row]
 
     def start(
-        self, prompts: Sequence[Sequence[int]], room: Room, shaper: Shaper | None = None
+        self, prompts: Sequence[Sequence[int]], spec: BatchSpec, prompt_size: int = 0
     ) -> ToySession:
         """Open a session; nothing is cached."""
-        return ToySession(self, [tuple(prompt) for prompt in prompts], room.num_children, shaper)
+        return ToySession(self, [tuple(prompt) for prompt in prompts])
 
 
-class ToySession:
+class ToySession(Session):
     """Looks every node's prefix up anew."""
 
-    def __init__(
-        self,
-        backend: ToyBackend,
-        prompts: list[Prefix],
-        num_children: int,
-        shaper: Shaper | None = None,
-    ) -> None:
+    capabilities = ToyBackend.capabilities
+
+    def __init__(self, backend: ToyBackend, prompts: list[Prefix]) -> None:
         self.backend = backend
         self.prompts = prompts
-        self.num_children = num_children
-        self.shaper = shaper
 
-    def root(self, group: Group) -> Children:
-        return self._children(group, [[prompt] for prompt in self.prompts])
-
-    def refill(self, group: Group, prompts: Mapping[int, Sequence[int]]) -> Children:
+    def prefill(self, nodes: NodeBatch, prompts: Mapping[int, Any], *, whole: bool) -> Tensor:
         for row, prompt in prompts.items():
             self.prompts[row] = tuple(prompt)
-        return self.root(group)
+        return self._log_probs([[prompt] for prompt in self.prompts])
 
-    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> ToySession:
-        prompts = moved_prompts(self.prompts, rows, batch)
-        return ToySession(self.backend, prompts, self.num_children, self.shaper)
+    def evaluate(self, nodes: NodeBatch, *, whole: bool) -> Tensor:
+        prefixes = [
+            [prompt + tuple(tokens[:depth]) for tokens, depth in zip(row, depths, strict=True)]
+            for prompt, row, depths in zip(
+                self.prompts, nodes.prefix.tolist(), nodes.depth.tolist(), strict=True
+            )
+        ]
+        return self._log_probs(prefixes)
 
-    def expand(self, group: Group) -> Children:
-        prefixes = group.prefix.tolist()
-        depths = group.depth.tolist()
-        return self._children(
-            group,
-            [
-                [
-                    prompt + tuple(tokens[:depth])
-                    for tokens, depth in zip(row, row_depths, strict=True)
-                ]
-                for prompt, row, row_depths in zip(self.prompts, prefixes, depths, strict=True)
-            ],
-        )
+    def resize(self, rows: Sequence[int], batch: int, prompt_size: int) -> ToySession:
+        other = copy.copy(self)
+        other.prompts = resized_prompts(self.prompts, rows, batch)
+        return other
 
     def close(self) -> None:
         self.prompts = []
 
-    def _children(self, group: Group, prefixes: list[list[Prefix]]) -> Children:
+    def _log_probs(self, prefixes: list[list[Prefix]]) -> Tensor:
         rows = [[self.backend.log_probs(prefix) for prefix in row] for row in prefixes]
-        log_prob = torch.tensor(rows, dtype=torch.float64)  # [batch, group, vocab]
-        if self.shaper is not None:
-            log_prob = normalised(self.shaper(group, log_prob))
-        # A stable sort of everything: equal probabilities come by lower id.
-        value, token = log_prob.sort(dim=-1, descending=True, stable=True)
-        children = Children(token[..., : self.num_children], value[..., : self.num_children])
-        if isinstance(self.shaper, Seeker) and (wanted := self.shaper.wants(group)) is not None:
-            children = with_wanted(children, log_prob, wanted)
-        return children
+        return torch.tensor(rows, dtype=torch.float64)  # [batch, nodes, vocab]

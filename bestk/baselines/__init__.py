@@ -5,27 +5,27 @@
 ['BS', 'DBS', 'DBS+']
 """
 
-from bestk.baselines.base import Method
 from bestk.baselines.beam import Beam
 from bestk.baselines.filters import Nucleus, Typical
 from bestk.baselines.methods import (
     METHODS,
     BestFirst,
-    BestK,
+    Scored,
     check_method,
     method_of,
     run_method,
 )
 from bestk.baselines.sampling import Sampling
+from bestk.core.methods import Method
 
 __all__ = [
     "METHODS",
     "Beam",
     "BestFirst",
-    "BestK",
     "Method",
     "Nucleus",
     "Sampling",
+    "Scored",
     "Typical",
     "check_method",
     "method_of",

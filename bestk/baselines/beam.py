@@ -11,32 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Children, Group, Room, Session
-from bestk.baselines.base import (
-    Found,
-    Job,
-    Outcome,
-    Watch,
-    check_finite,
-    check_plain,
-    plant,
-    shared,
-)
+from bestk.baselines.base import TreePolicy, check_finite, check_plain, mass_of, shared
 from bestk.baselines.filters import Filter, listed
 from bestk.baselines.noise import exponential
 from bestk.baselines.team import Candidates, Team
 from bestk.config import SearchConfig
-from bestk.core.record import TreeRecord
-from bestk.core.tree import State, Tree
+from bestk.core.frontier import Nodes
+from bestk.core.policy import Plan, Policy, Shape
+from bestk.core.record import Finding, Found, TreeRecord
+from bestk.core.tree import State
 from bestk.errors import OptionError
-from bestk.lm.language_model import LanguageModel
-from bestk.result import SearchResult
+from bestk.nodes import BatchSpec, Children, NodeBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,28 +66,11 @@ class Beam:
                 f"num_groups={self.num_groups}: change either, or leave diverse beam search out"
             )
 
-    def run(
-        self,
-        lm: LanguageModel,
-        prompts: Sequence[Any],
-        config: SearchConfig,
-        *,
-        seed: int = 0,
-        keep_tree: bool = True,
-    ) -> list[SearchResult]:
-        """Return the texts of one batch of prompts."""
-        self.check(config)
-        job = Job(lm, prompts, config, seed)
-        beams = Beams(self, job)
-        watch = Watch() if self.filter is not None else None
-        session = lm.backend.start(job.prompt_ids, beams.room, watch)
-        try:
-            beams.search(session, watch)
-        finally:
-            session.close()
-        return job.results(beams.outcomes(keep_tree), f"{self.describe()}|{shared(config)}")
+    def policy(self, config: SearchConfig, shape: Shape) -> Policy:
+        """Make the beams of a batch."""
+        return BeamPolicy(self, config, shape)
 
-    def describe(self) -> str:
+    def describe(self, config: SearchConfig, seed: int) -> str:
         """Write the settings as fields of a signature."""
         fields = ["method:beam"]
         if self.num_groups > 1:
@@ -105,65 +78,53 @@ class Beam:
             fields.append(f"diversity:{self.diversity_penalty:g}")
         if self.filter is not None:
             fields = [f"method:beam-sample,{self.filter.name}"]
-        return "|".join([*fields, f"lp:{self.length_penalty:g}", f"early:{self.early_stopping}"])
+        fields += [f"lp:{self.length_penalty:g}", f"early:{self.early_stopping}"]
+        return "|".join([*fields, shared(config)])
 
 
-class Beams:
+class BeamPolicy(TreePolicy):
     """The beams of a batch of prompts: the trees, and the teams that grow them."""
 
-    def __init__(self, method: Beam, job: Job) -> None:
-        config, batch, vocab = job.config, len(job.prompts), job.lm.backend.vocab_size
-        self.method, self.job = method, job
-        self.num_stops = int(job.is_stop.sum())
+    def __init__(self, method: Beam, config: SearchConfig, shape: Shape) -> None:
+        self.method = method
+        self.num_stops = len({*shape.stop_ids, *config.stop_ids})
         self.size = config.beam_size // method.num_groups
         # With e stop tokens (1 + e)·b candidates always leave b that go on.
         self.num_candidates = max(2, 1 + self.num_stops) * self.size
-        self.room = Room(
+        spec = BatchSpec(
             width=config.beam_size,
-            capacity=config.beam_size * config.max_new_tokens,
+            slots=config.beam_size * config.max_new_tokens,
             depth=config.max_new_tokens,
-            num_children=min(vocab, self._num_children(config.min_new_tokens)),
+            num_children=min(shape.vocab_size, self._num_children(config)),
         )
+        super().__init__(config, shape, spec, self.num_candidates * method.num_groups)
         self.teams = [
             Team(
-                batch,
+                shape.batch,
                 self.size,
                 length_penalty=method.length_penalty,
                 early_stopping=method.early_stopping,
                 max_new_tokens=config.max_new_tokens,
-                device=job.device,
+                device=shape.device,
             )
             for _ in range(method.num_groups)
         ]
-        width = self.num_candidates * method.num_groups
-        self.tree = Tree(batch, self.room.capacity, self.room.depth, width, job.device)
-        self.keys = torch.tensor(job.keys(), device=job.device)
         self.depth = 0  # of the nodes expanded last
-        self.clock = torch.zeros(batch, dtype=torch.int64, device=job.device)
-        self.has_timed_out = False
+        self.places = torch.zeros(0)  # where among the planned nodes each team's beams are
 
-    def search(self, session: Session, watch: Watch | None) -> None:
-        """Expand all running beams, let every team choose, until none has any left."""
-        group = plant(self.tree)
-        self.push(group, session.root(group), watch)
-        while any(bool(team.is_running.any()) for team in self.teams):
-            if self.job.is_out_of_time:
-                self.has_timed_out = True
-                return
-            group = self.pop()
-            self.push(group, session.expand(group), watch)
+    def ended(self) -> list[int]:
+        """Name the searches of which no team runs."""
+        running = torch.stack([team.is_running for team in self.teams]).any(dim=0).tolist()
+        return [row for row, runs in enumerate(running) if not runs or row in self.timed_out]
 
-    def pop(self) -> Group:
-        """Give the running beams of all teams their slots."""
-        nodes = [team.running for team in self.teams]
+    def next(self) -> Plan:
+        """Plan the running beams of all teams."""
+        beams = [team.running for team in self.teams]
 
         def column(name: str) -> Tensor:
-            return torch.cat([getattr(node, name) for node in nodes], dim=1)
+            return torch.cat([getattr(beam, name) for beam in beams], dim=1)
 
-        is_valid, parent = column("is_valid"), column("parent")
-        self.clock += is_valid.any(dim=1)
-        self.depth += 1
-        self.tree.mark(parent, column("child"), State.EXPANDED, is_valid)
+        is_valid = column("is_valid")
         # Slots are handed out in order, so the empty places must come last; those that are empty
         # in every tree are left off.
         width = max(1, int(is_valid.sum(dim=1).max()))
@@ -174,64 +135,66 @@ class Beams:
         def ordered(name: str) -> Tensor:
             return column(name).gather(1, order)
 
-        return self.tree.append(
-            token=ordered("token"),
-            parent=ordered("parent"),
-            depth=torch.full_like(order, self.depth),
-            step=(self.clock - 1)[:, None].expand_as(order),
-            log_prob=ordered("log_prob"),
-            last_log_prob=ordered("last_log_prob"),
-            priority=ordered("score"),
-            clock=self.clock,
-            is_valid=ordered("is_valid"),
+        names = ("token", "parent", "child", "score", "log_prob", "last_log_prob")
+        nodes = Nodes.of(
+            is_open=is_valid.gather(1, order),
+            depth=torch.full_like(order, self.depth + 1),
+            step=self.clock[:, None].expand_as(order),
+            **{name: ordered(name) for name in names},
         )
+        return Plan(self.tree.place(nodes), nodes.log_prob, taken=nodes, priority=nodes.score)
 
-    def push(self, group: Group, children: Children, watch: Watch | None) -> None:
+    def step(self, plan: Plan, children: Children) -> None:
         """Let each team choose among its own beams' children, then keep what was chosen."""
-        taken = torch.zeros(
-            len(group.token), self.job.lm.backend.vocab_size, device=self.job.device
-        )
-        whole = None if watch is None else watch.take()
-        seen = children.log_prob if whole is None else whole
-        check_finite(seen, group.is_valid, self.depth)
+        if plan.taken is not None:
+            self.clock += plan.nodes.is_valid.any(dim=1)
+            self.depth += 1
+            taken = plan.taken
+            self.tree.mark(taken.parent, taken.child, State.EXPANDED, taken.is_open)
+        self.take(plan)
+        vocab_size, device = self.shape.vocab_size, self.shape.device
+        used = torch.zeros(self.shape.batch, vocab_size, device=device)
+        seen = children.log_prob if children.whole is None else children.whole
+        check_finite(seen, plan.nodes.is_valid, self.depth)
         tokens, log_probs, states = [], [], []
         for number, team in enumerate(self.teams):
             places = self._places(number)
-            if whole is None:
-                candidates = self._best(team, group, children, places, taken)
+            if children.whole is None:
+                candidates = self._best(team, plan, children, places, used)
             else:
-                candidates = self._drawn(team, group, whole, places)
-            table, exists = _table(candidates, group)
-            complete = self.job.completes(group, table, exists)
+                candidates = self._drawn(team, plan, children.whole, places)
+            table, exists = _table(candidates, plan.nodes)
+            complete = self.completes(plan.nodes, table, exists)
             offset = number * self.num_candidates
             kept = team.choose(candidates, complete.any(dim=1), self.depth + 1, offset)
-            taken.scatter_add_(1, team.running.token, team.running.is_valid.float())
+            used.scatter_add_(1, team.running.token, team.running.is_valid.float())
             tokens.append(table.token)
             log_probs.append(table.log_prob)
             states.append(torch.where(exists, kept[:, None], int(State.NONE)))
         children = Children(torch.cat(tokens, dim=2), torch.cat(log_probs, dim=2))
-        score = group.log_prob[..., None] + children.log_prob  # beams go by their likelihood
-        self.tree.record(group, children, score, torch.cat(states, dim=2))
+        score = plan.log_prob[..., None] + children.log_prob  # beams go by their likelihood
+        self.tree.record(plan.nodes, children, score, torch.cat(states, dim=2))
 
-    def outcomes(self, keep_tree: bool) -> list[Outcome]:
+    def findings(self, rows: Sequence[int], *, keep_tree: bool = True) -> list[Finding]:
         """Read the finished texts out of the trees, each team's best first, best team first."""
         counts, clocks = self.tree.count.tolist(), self.clock.tolist()
         found_by = [self._found(team) for team in self.teams]
-        outcomes = []
-        for row, count in enumerate(counts):
-            record = TreeRecord.of(self.tree, [row])[0] if keep_tree else None
-            found = [text for rows in found_by for text in rows[row]]
+        findings = []
+        for row in rows:
+            found = [text for texts in found_by for text in texts[row]]
             found.sort(key=lambda f: -(f.score or 0.0))
-            outcomes.append(
-                Outcome(
-                    found=found,
-                    expanded=count,
-                    model_calls=clocks[row] + 1,
-                    stop_reason="timeout" if self.has_timed_out else "finished",
-                    tree=record,
+            findings.append(
+                Finding(
+                    texts=found,
+                    mass=mass_of(found),
+                    expanded=counts[row],
+                    steps=clocks[row] + 1,
+                    stop_reason="timeout" if row in self.timed_out else "finished",
+                    num_truncated=sum(not text.is_complete for text in found),
+                    record=TreeRecord.of(self.tree, [row])[0] if keep_tree else None,
                 )
             )
-        return outcomes
+        return findings
 
     def _found(self, team: Team) -> list[list[Found]]:
         """List a team's finished texts, row by row; the device is asked once for all of them."""
@@ -270,22 +233,21 @@ class Beams:
         return Found(
             token_ids=(*tokens[:depth], token),
             log_probs=whole,
+            log_prob=sum(whole),
             step=step,
             is_complete=state == State.COMPLETE,
             # The penalty for diversity steers the choice; it is no part of the score.
             score=sum(whole) / float(len(whole)) ** self.method.length_penalty,
         )
 
-    def _num_children(self, min_new_tokens: int) -> int:
+    def _num_children(self, config: SearchConfig) -> int:
         """Count the children per node that can matter to a team's best candidates."""
-        forbidden = self.num_stops if min_new_tokens else 0
-        penalised = self.job.config.beam_size if self.method.num_groups > 1 else 0
-        return (
-            0 if self.method.filter is not None else (self.num_candidates + forbidden + penalised)
-        )
+        forbidden = self.num_stops if config.min_new_tokens else 0
+        penalised = config.beam_size if self.method.num_groups > 1 else 0
+        return 0 if self.method.filter is not None else self.num_candidates + forbidden + penalised
 
     def _places(self, number: int) -> Int[Tensor, "batch beams"]:
-        """Say where in the group a team's beams are; before the first step all are the root."""
+        """Return where among the nodes a team's beams are: first all are the root."""
         if self.depth == 0:
             return torch.zeros_like(self.clock)[:, None]
         return self.places[:, number * self.size : (number + 1) * self.size]
@@ -293,28 +255,28 @@ class Beams:
     def _best(
         self,
         team: Team,
-        group: Group,
+        plan: Plan,
         children: Children,
         places: Int[Tensor, "batch beams"],
-        taken: Float[Tensor, "batch vocab"],
+        used: Float[Tensor, "batch vocab"],
     ) -> Candidates:
         wide = places[..., None].expand(-1, -1, children.token.shape[2])
         token, last = children.token.gather(1, wide), children.log_prob.double().gather(1, wide)
         last = self._allowed(last, token)
         score = team.scores(self.depth)[..., None] + last
         if self.method.num_groups > 1:
-            times = taken.gather(1, token.flatten(1)).view_as(score)
+            times = used.gather(1, token.flatten(1)).view_as(score)
             score = score - self.method.diversity_penalty * times
         # A stable sort: equal scores by beam, then by probability, then by lower id.
         order = score.flatten(1).sort(dim=1, descending=True, stable=True).indices
         order = order[:, : self.num_candidates]
-        return Candidates.of(order, places, token, last, score, group, self.num_candidates)
+        return Candidates.of(order, places, token, last, score, plan, self.num_candidates)
 
     def _drawn(
         self,
         team: Team,
-        group: Group,
-        log_probs: Float[Tensor, "batch group vocab"],
+        plan: Plan,
+        log_probs: Float[Tensor, "batch nodes vocab"],
         places: Int[Tensor, "batch beams"],
     ) -> Candidates:
         """Draw candidates without replacement, by their beams' whole probability.
@@ -322,32 +284,32 @@ class Beams:
         The largest of log p + Gumbel noise are such draws, in the order drawn.
         """
         assert self.method.filter is not None
-        too_early = self.job.may_not_stop(self.depth + 1)
+        too_early = self.may_not_stop(self.depth + 1)
         if too_early is not None:
             log_probs = log_probs.masked_fill(too_early, -math.inf)
         keeps = self.method.filter.keeps(log_probs, min_tokens=1 + self.num_stops)
-        token, is_filled = listed(keeps)  # [batch, group, kept]
+        token, is_filled = listed(keeps)  # [batch, nodes, kept]
         last = log_probs.gather(2, token).double().masked_fill(~is_filled, -math.inf)
         wide = places[..., None].expand(-1, -1, token.shape[2])
         token, last = token.gather(1, wide), last.gather(1, wide)
         score = team.scores(self.depth)[..., None] + last
-        noise = exponential(self.keys, self.depth, token)
+        noise = exponential(torch.tensor(self.keys, device=token.device), self.depth, token)
         drawn = (score - noise.log()).flatten(1)
         order = drawn.topk(min(self.num_candidates, drawn.shape[1]), dim=1).indices
-        return Candidates.of(order, places, token, last, score, group, self.num_candidates)
+        return Candidates.of(order, places, token, last, score, plan, self.num_candidates)
 
     def _allowed(
         self, last: Float[Tensor, "batch beams tokens"], token: Int[Tensor, "batch beams tokens"]
     ) -> Float[Tensor, "batch beams tokens"]:
-        too_early = self.job.may_not_stop(self.depth + 1)
+        too_early = self.may_not_stop(self.depth + 1)
         return last if too_early is None else last.masked_fill(too_early[token], -math.inf)
 
 
 def _table(
-    candidates: Candidates, group: Group
-) -> tuple[Children, Bool[Tensor, "batch group candidates"]]:
-    """Lay candidates out as children of the group's nodes: number i is child i of its node."""
-    numbers = torch.arange(group.token.shape[1], device=group.token.device)
+    candidates: Candidates, nodes: NodeBatch
+) -> tuple[Children, Bool[Tensor, "batch nodes candidates"]]:
+    """Lay candidates out as children of the nodes: number i is child i of its node."""
+    numbers = torch.arange(nodes.token.shape[1], device=nodes.token.device)
     exists = (candidates.place[:, None] == numbers[:, None]) & candidates.is_valid[:, None]
     token = candidates.token[:, None].expand(exists.shape)
     log_prob = candidates.last_log_prob[:, None].expand(exists.shape)

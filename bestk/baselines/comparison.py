@@ -26,7 +26,7 @@ NUM_TEXTS = 10  # as many as a beam gives, so that no method is measured on more
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparedRow:
     """What one method found; distinctness is that of its `num_texts` best or most diverse texts."""
 
     method: str
@@ -71,7 +71,7 @@ def compare(
     num_texts: int = NUM_TEXTS,
     select: str = SELECTIONS[0],
     diversity: float = DIVERSITY,
-) -> Iterator[Row]:
+) -> Iterator[ComparedRow]:
     """Run methods on one prompt at an equal budget, and yield each as it ends.
 
     Without `methods` those of `COMPARED` that can run with the settings are taken.
@@ -89,7 +89,7 @@ def compare(
     run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
     for name in names:
         result = run_method(lm, prompt, name, config, seed=seed)
-        yield Row(
+        yield ComparedRow(
             method=name, result=result, num_texts=num_texts, select=select, diversity=diversity
         )
 
@@ -105,7 +105,7 @@ def left_out(config: SearchConfig) -> dict[str, list[str]]:
     return reasons
 
 
-def table(rows: Sequence[Row], num_shown: int = 3) -> RenderableType:
+def table(rows: Sequence[ComparedRow], num_shown: int = 3) -> RenderableType:
     """Lay out rows, each with its best few texts."""
     from rich.table import Table
     from rich.text import Text

@@ -7,76 +7,51 @@ Knows no algorithm.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.api import Batch, best_first, search
-from bestk.baselines.base import Method
+from bestk.api import Batch, best_first_config
 from bestk.baselines.beam import Beam
 from bestk.baselines.filters import Nucleus, Typical
 from bestk.baselines.sampling import Sampling
 from bestk.config import SearchConfig
+from bestk.core.methods import Method
+from bestk.engine.request import Request, requests_of
+from bestk.engine.scheduler import Scheduler
 from bestk.errors import OptionError, unknown
 from bestk.lm.language_model import LanguageModel, Prompt, is_batch
 from bestk.result import SearchResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestK:
+class Scored:
     """Best-k search with a scoring of its own, or (None) the one in the settings."""
 
     scoring: str | None = None
 
-    def run(
-        self,
-        lm: LanguageModel,
-        prompts: Sequence[Any],
-        config: SearchConfig,
-        *,
-        seed: int = 0,
-        keep_tree: bool = True,
-    ) -> list[SearchResult]:
-        """Return the texts of one batch of prompts; nothing is random."""
-        if self.scoring is not None:
-            config = dataclasses.replace(config, scoring=self.scoring, length_alpha=None)
-        results: list[SearchResult] = search(
-            lm, list(prompts), config, batch_size=len(prompts), keep_tree=keep_tree
-        )
-        return results
-
-    def describe(self) -> str:
-        """Write the settings as fields of a signature."""
-        return "method:best-k" + (f"|score:{self.scoring}" if self.scoring else "")
+    def config(self, lm: LanguageModel, config: SearchConfig) -> SearchConfig:
+        """Return the settings of the search."""
+        if self.scoring is None:
+            return config
+        return dataclasses.replace(config, scoring=self.scoring, length_alpha=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestFirst:
     """Vanilla best-first search, Algorithm 1 of the paper."""
 
-    def run(
-        self,
-        lm: LanguageModel,
-        prompts: Sequence[Any],
-        config: SearchConfig,
-        *,
-        seed: int = 0,
-        keep_tree: bool = True,
-    ) -> list[SearchResult]:
-        """Return the texts of one batch of prompts; nothing is random."""
-        results: list[SearchResult] = best_first(
-            lm, list(prompts), config, batch_size=len(prompts), keep_tree=keep_tree
-        )
-        return results
-
-    def describe(self) -> str:
-        """Write the settings as fields of a signature."""
-        return "method:best-first"
+    def config(self, lm: LanguageModel, config: SearchConfig) -> SearchConfig:
+        """Return the settings of best-k search with which it is best-first search."""
+        return best_first_config(lm, config)
 
 
-METHODS: dict[str, Method] = {
+AnyMethod = Method | Scored | BestFirst
+
+METHODS: dict[str, AnyMethod] = {
     "BS": Beam(),
     "DBS": Beam(num_groups=5),
     "DBS+": Beam(num_groups=10),
@@ -93,13 +68,13 @@ METHODS: dict[str, Method] = {
     "BTyp0.5": Beam(filter=Typical(0.5)),
     "BTyp0.95": Beam(filter=Typical(0.95)),
     "BFS": BestFirst(),
-    "BKS_mean": BestK(scoring="mean"),
-    "BKS_last": BestK(scoring="last"),
+    "BKS_mean": Scored(scoring="mean"),
+    "BKS_last": Scored(scoring="last"),
 }
 
 BATCH_SIZE = 8  # prompts run side by side
 
-_FAMILIES: dict[str, Callable[[float], Method]] = {
+_FAMILIES: dict[str, Callable[[float], AnyMethod]] = {
     "ncls": lambda p: Sampling(filter=Nucleus(p)),
     "typ": lambda p: Sampling(filter=Typical(p)),
     "bncls": lambda p: Beam(filter=Nucleus(p)),
@@ -110,7 +85,7 @@ _FAMILIES: dict[str, Callable[[float], Method]] = {
 def run_method(
     lm: LanguageModel,
     prompts: Prompt | Batch,
-    method: str | Method = "BKS_mean",
+    method: str | AnyMethod = "BKS_mean",
     config: SearchConfig | None = None,
     *,
     seed: int = 0,
@@ -132,17 +107,37 @@ def run_method(
         chosen = dataclasses.replace(chosen, num_draws=num_draws)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    every = list(prompts) if is_batch(prompts) else [prompts]
     settings = SearchConfig.of(options, config)
-    if not is_batch(prompts):
-        return chosen.run(lm, [prompts], settings, seed=seed, keep_tree=keep_tree)[0]
-    results: list[SearchResult] = []
-    for start in range(0, len(prompts), batch_size):
-        chunk = list(prompts[start : start + batch_size])
-        results += chosen.run(lm, chunk, settings, seed=seed, keep_tree=keep_tree)
-    return results
+    requests = requests_for(lm, every, chosen, settings, seed=seed, keep_tree=keep_tree)
+    found: dict[Request, SearchResult] = {}
+    with contextlib.closing(Scheduler(batch_size)) as scheduler:
+        for update in scheduler.run(requests):
+            if update.error is not None:
+                raise update.error
+            assert update.result is not None
+            found[update.request] = update.result
+    results = [found[request] for request in requests]
+    return results if is_batch(prompts) else results[0]
 
 
-def method_of(method: str | Method) -> Method:
+def requests_for(
+    lm: LanguageModel,
+    prompts: Sequence[Any],
+    method: str | AnyMethod,
+    config: SearchConfig,
+    *,
+    seed: int = 0,
+    **options: Any,
+) -> list[Request]:
+    """Make requests for a method, which may be best-k search with other settings."""
+    chosen = method_of(method)
+    if isinstance(chosen, Scored | BestFirst):
+        return requests_of(lm, prompts, chosen.config(lm, config), seed=seed, **options)
+    return requests_of(lm, prompts, config, method=chosen, seed=seed, **options)
+
+
+def method_of(method: str | AnyMethod) -> AnyMethod:
     """Find a method by its name, in any case; a `Method` is itself.
 
     >>> method_of("ncls0.7")
@@ -151,7 +146,7 @@ def method_of(method: str | Method) -> Method:
     if not isinstance(method, str):
         return method
     by_name = {name.lower(): known for name, known in METHODS.items()}
-    by_name["bks"] = BestK()  # with the scoring of the settings; no method of its own
+    by_name["bks"] = Scored()  # with the scoring of the settings; no method of its own
     if method.lower() in by_name:
         return by_name[method.lower()]
     match = re.fullmatch(r"(b?ncls|b?typ)_?([0-9.]+)", method.lower())
@@ -163,12 +158,12 @@ def method_of(method: str | Method) -> Method:
         raise OptionError(f"method {method!r} needs a probability mass: {error}") from None
 
 
-def check_method(method: str | Method, config: SearchConfig) -> None:
+def check_method(method: str | AnyMethod, config: SearchConfig) -> None:
     """Refuse, before anything runs, a name that is none or settings that a method cannot take."""
     chosen = method_of(method)
     if isinstance(chosen, Beam | Sampling):
         chosen.check(config)
 
 
-def _not_found(method: str) -> Method:
+def _not_found(method: str) -> AnyMethod:
     raise OptionError(unknown("method", method, METHODS))

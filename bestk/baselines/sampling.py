@@ -5,38 +5,27 @@ cumulative sum at one uniform number. Draw j of a prompt uses the j-th row of un
 prompt's own source, so ten draws are the first ten of a hundred, whatever else is in the batch.
 
 A draw of n tokens costs n node expansions, as the paper counts them. The prompt is read once all
-the same, and finished lanes start the next draw at once.
+the same, and draws that are done make room for others at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Children, Group, Room, Session
-from bestk.baselines.base import (
-    Found,
-    Job,
-    Outcome,
-    Watch,
-    check_finite,
-    check_plain,
-    plant,
-    shared,
-)
+from bestk.baselines.base import TreePolicy, check_finite, check_plain, mass_of, shared
 from bestk.baselines.filters import Filter, listed
 from bestk.config import SearchConfig
-from bestk.core.tree import Tree
+from bestk.core.frontier import Nodes
+from bestk.core.policy import Plan, Policy, Shape
+from bestk.core.record import Finding, Found
 from bestk.errors import OptionError
-from bestk.lm.language_model import LanguageModel
-from bestk.result import SearchResult
+from bestk.nodes import BatchSpec, Children, NodeBatch
 
 # First tokens are drawn this many draws at a time: all come from the root's one distribution.
 _CHUNK = 64
@@ -63,31 +52,15 @@ class Sampling:
         """Refuse settings that it cannot run with."""
         check_plain("sampling", config)
 
-    def run(
-        self,
-        lm: LanguageModel,
-        prompts: Sequence[Any],
-        config: SearchConfig,
-        *,
-        seed: int = 0,
-        keep_tree: bool = True,
-    ) -> list[SearchResult]:
-        """Return the draws of one batch of prompts; `raw` has them in order. There is no tree."""
-        self.check(config)
-        job = Job(lm, prompts, config, seed)
-        lanes = Lanes(self, job)
-        session = lm.backend.start(job.prompt_ids, lanes.room, lanes.watch)
-        try:
-            lanes.search(session)
-        finally:
-            session.close()
-        return job.results(lanes.outcomes(), f"{self.describe()}|seed:{seed}|{shared(config)}")
+    def policy(self, config: SearchConfig, shape: Shape) -> Policy:
+        """Make the draws of a batch."""
+        return SamplingPolicy(self, config, shape)
 
-    def describe(self) -> str:
+    def describe(self, config: SearchConfig, seed: int) -> str:
         """Write the settings as fields of a signature."""
         name = "whole" if self.filter is None else self.filter.name
         draws = "budget" if self.num_draws is None else str(self.num_draws)
-        return f"method:sample,{name}|draws:{draws}"
+        return f"method:sample,{name}|draws:{draws}|seed:{seed}|{shared(config)}"
 
 
 @dataclass
@@ -109,7 +82,7 @@ class Draws:
         self.limit, self.budget, self.length = limit, budget, length
         self.is_spent = False
         self.draws: list[Draw] = []
-        self.lanes: list[Draw] = []  # under way
+        self.under_way: list[Draw] = []  # under way
         self.waiting: list[Draw] = []  # with a first token, not started
 
     def has_more(self) -> bool:
@@ -119,9 +92,9 @@ class Draws:
         return not self.is_spent and sum(len(draw.tokens) for draw in self.draws) < self.budget
 
     def start(self, draw: Draw) -> None:
-        """Put a draw that has its first token into a lane."""
+        """Put a draw that has its first token under way."""
         self.draws.append(draw)
-        self.lanes.append(draw)
+        self.under_way.append(draw)
         self.settle()
 
     def settle(self) -> None:
@@ -136,96 +109,134 @@ class Draws:
                 self.is_spent = True
                 dropped = set(map(id, self.draws[paid:]))
                 self.draws = self.draws[:paid]
-                self.lanes = [draw for draw in self.lanes if id(draw) not in dropped]
-        self.lanes = [draw for draw in self.lanes if not self.is_done(draw)]
+                self.under_way = [draw for draw in self.under_way if id(draw) not in dropped]
+        self.under_way = [draw for draw in self.under_way if not self.is_done(draw)]
 
     def is_done(self, draw: Draw) -> bool:
         """Say whether a draw has ended, complete or cut off."""
         return draw.is_complete or len(draw.tokens) >= self.length
 
 
-class Lanes:
+class SamplingPolicy(TreePolicy):
     """The draws of a batch of prompts, `width` of each under way at a time."""
 
-    def __init__(self, method: Sampling, job: Job) -> None:
-        config, batch = job.config, len(job.prompts)
-        self.method, self.job = method, job
-        self.watch = Watch()
+    def __init__(self, method: Sampling, config: SearchConfig, shape: Shape) -> None:
+        self.method = method
         self.width = min(config.beam_size, method.num_draws or config.beam_size)
         tokens = config.total_budget + self.width * config.max_new_tokens
         if method.num_draws is not None:
             tokens = method.num_draws * config.max_new_tokens
-        self.room = Room(
-            width=self.width, capacity=tokens + 1, depth=config.max_new_tokens, num_children=0
+        spec = BatchSpec(
+            width=self.width, slots=tokens + 1, depth=config.max_new_tokens, num_children=0
         )
-        self.tree = Tree(batch, self.room.capacity, self.room.depth, 0, job.device)
-        self.sources = job.generators()
+        super().__init__(config, shape, spec, 0)
         limits = (method.num_draws, config.total_budget, config.max_new_tokens)
-        self.rows = [Draws(*limits) for _ in job.prompts]
+        self.rows = [Draws(*limits) for _ in range(shape.batch)]
+        self.sources: list[torch.Generator] = []
         self.first: Float[Tensor, "batch 1 vocab"]
-        self.root: Group
-        self.clock = 0
-        self.calls = [1] * batch
+        self.root: NodeBatch
+        self.calls = [1] * shape.batch
 
-    def search(self, session: Session) -> None:
-        """Draw one token for every lane at a time, until every prompt has its draws."""
-        self.root = plant(self.tree)
-        session.root(self.root)
-        self.first = self.watch.take()
-        check_finite(self.first, self.root.is_valid, 0)
-        self._fill()
-        while any(row.lanes for row in self.rows) and not self.job.is_out_of_time:
+    def begin(self, rows: Tensor, keys: Sequence[int]) -> Plan:
+        """Start all searches, each with a source of randomness of its own."""
+        self.sources = [torch.Generator().manual_seed(key) for key in keys]
+        return super().begin(rows, keys)
+
+    def ended(self) -> list[int]:
+        """Name the searches of which no draw is under way."""
+        return [n for n, row in enumerate(self.rows) if not row.under_way or n in self.timed_out]
+
+    def next(self) -> Plan:
+        """Plan the newest token of every draw, in as many places as draws are under way."""
+        width = max(len(row.under_way) for row in self.rows)
+        whole: list[list[tuple[int, int, int, int, bool]]] = []
+        real: list[list[tuple[float, float]]] = []
+        for row in self.rows:
+            draws, empty = row.under_way, width - len(row.under_way)
+            whole.append([(d.tokens[-1], d.slot, len(d.tokens), d.step, True) for d in draws])
+            whole[-1] += [(0, 0, 0, 0, False)] * empty
+            real.append([(sum(d.log_probs), d.log_probs[-1]) for d in draws])
+            real[-1] += [(0.0, 0.0)] * empty
+        device = self.shape.device
+        token, parent, depth, step, is_valid = torch.tensor(whole, device=device).unbind(-1)
+        log_prob, last_log_prob = torch.tensor(real, dtype=torch.float64, device=device).unbind(-1)
+        nodes = Nodes.of(
+            is_open=is_valid.bool(),
+            token=token,
+            parent=parent,
+            child=torch.zeros_like(token),
+            depth=depth,
+            step=step,
+            score=log_prob,
+            log_prob=log_prob,
+            last_log_prob=last_log_prob,
+        )
+        return Plan(self.tree.place(nodes), log_prob, taken=nodes, priority=log_prob)
+
+    def step(self, plan: Plan, children: Children) -> None:
+        """Draw one token for every draw under way, and start others where there is room."""
+        assert children.whole is not None
+        if plan.is_begin:
+            self.root, self.first = plan.nodes, children.whole
+            check_finite(self.first, self.root.is_valid, 0)
+        else:
             self.clock += 1
-            group = self._group()
-            session.expand(group)
-            log_probs = self.watch.take()
-            check_finite(log_probs, group.is_valid, self.clock)
-            self._extend(group, log_probs)
-            self._fill()
+            check_finite(children.whole, plan.nodes.is_valid, int(self.clock[0]))
+        for row, count in zip(self.rows, self.tree.count.tolist(), strict=True):
+            for place, draw in enumerate(row.under_way):
+                draw.slot = count + place
+        self.take(plan)
+        if not plan.is_begin:
+            self._extend(plan.nodes, children.whole)
+        self._fill()
 
-    def outcomes(self) -> list[Outcome]:
-        """Return the draws that have ended, in order."""
-        outcomes = []
-        for row, calls in zip(self.rows, self.calls, strict=True):
+    def findings(self, rows: Sequence[int], *, keep_tree: bool = True) -> list[Finding]:
+        """Return the draws that have ended, in order. There is no tree."""
+        findings = []
+        for number in rows:
+            row = self.rows[number]
             done = [draw for draw in row.draws if row.is_done(draw)]
             found = [
                 Found(
                     token_ids=tuple(draw.tokens),
                     log_probs=tuple(draw.log_probs),
+                    log_prob=sum(draw.log_probs),
                     step=draw.step,
                     is_complete=draw.is_complete,
                 )
                 for draw in done
             ]
             reason = "budget" if self.method.num_draws is None else "num_draws"
-            outcomes.append(
-                Outcome(
-                    found=found,
+            findings.append(
+                Finding(
+                    texts=found,
+                    mass=mass_of(found),
                     expanded=sum(len(draw.tokens) for draw in done),
-                    model_calls=calls,
-                    stop_reason="timeout" if row.lanes else reason,
+                    steps=self.calls[number],
+                    stop_reason="timeout" if row.under_way else reason,
+                    num_truncated=sum(not text.is_complete for text in found),
                 )
             )
-        return outcomes
+        return findings
 
     def _fill(self) -> None:
-        """Start draws where lanes are free; a draw may end with its first token."""
+        """Start draws where there is room; a draw may end with its first token."""
         for number, row in enumerate(self.rows):
-            while len(row.lanes) < self.width and row.has_more():
+            while len(row.under_way) < self.width and row.has_more():
                 if not row.waiting:
                     row.waiting = self._first_tokens(number)
                 row.start(row.waiting.pop(0))
 
     def _first_tokens(self, number: int) -> list[Draw]:
-        length = self.job.config.max_new_tokens
+        length = self.config.max_new_tokens
         shape = (_CHUNK, length)
         uniforms = torch.rand(shape, generator=self.sources[number], dtype=torch.float64)
         log_probs = self.first[number : number + 1]  # [1, 1, vocab]
         firsts = uniforms[None, None, :, 0].to(log_probs.device)
         children = self._draw(log_probs, firsts, depth=1)
-        one = _row(self.root, number)
+        one = self.root.take(torch.tensor([number], device=log_probs.device))
         exists = torch.ones_like(children.token, dtype=torch.bool)
-        complete = self.job.completes(one, children, exists)[0, 0].tolist()
+        complete = self.completes(one, children, exists)[0, 0].tolist()
         return [
             Draw(uniforms=row, tokens=[token], log_probs=[value], is_complete=is_complete)
             for row, token, value, is_complete in zip(
@@ -237,61 +248,32 @@ class Lanes:
             )
         ]
 
-    def _group(self) -> Group:
-        """Give the newest token of every lane a slot, in a group as wide as the lanes in use."""
-        counts = self.tree.count.tolist()
-        width = max(len(row.lanes) for row in self.rows)
-        whole: list[list[tuple[int, int, int, int, bool]]] = []
-        real: list[list[tuple[float, float]]] = []
-        for count, row in zip(counts, self.rows, strict=True):
-            empty = width - len(row.lanes)
-            whole.append([(d.tokens[-1], d.slot, len(d.tokens), d.step, True) for d in row.lanes])
-            whole[-1] += [(0, 0, 0, 0, False)] * empty
-            real.append([(sum(d.log_probs), d.log_probs[-1]) for d in row.lanes])
-            real[-1] += [(0.0, 0.0)] * empty
-            for place, draw in enumerate(row.lanes):
-                draw.slot = count + place
-        device = self.job.device
-        token, parent, depth, step, is_valid = torch.tensor(whole, device=device).unbind(-1)
-        log_prob, last_log_prob = torch.tensor(real, dtype=torch.float64, device=device).unbind(-1)
-        return self.tree.append(
-            token=token,
-            parent=parent,
-            depth=depth,
-            step=step,
-            log_prob=log_prob,
-            last_log_prob=last_log_prob,
-            priority=log_prob,
-            clock=torch.full((len(self.rows),), self.clock, device=device),
-            is_valid=is_valid.bool(),
-        )
-
-    def _extend(self, group: Group, log_probs: Float[Tensor, "batch group vocab"]) -> None:
-        """Draw the next token of every lane."""
-        width = group.token.shape[1]
+    def _extend(self, nodes: NodeBatch, log_probs: Float[Tensor, "batch nodes vocab"]) -> None:
+        """Draw the next token of every draw."""
+        width = nodes.token.shape[1]
         numbers: list[list[float]] = []
         for number, row in enumerate(self.rows):
-            self.calls[number] += bool(row.lanes)
-            own = [draw.uniforms[len(draw.tokens)] for draw in row.lanes]
+            self.calls[number] += bool(row.under_way)
+            own = [draw.uniforms[len(draw.tokens)] for draw in row.under_way]
             numbers.append(own + [0.0] * (width - len(own)))
         uniforms = torch.tensor(numbers, dtype=torch.float64, device=log_probs.device)
-        children = self._draw(log_probs, uniforms[..., None], group.depth + 1)
-        complete = self.job.completes(group, children, group.is_valid[..., None])
+        children = self._draw(log_probs, uniforms[..., None], nodes.depth + 1)
+        complete = self.completes(nodes, children, nodes.is_valid[..., None])
         drawn = [x[..., 0].tolist() for x in (children.token, children.log_prob, complete)]
         for row, *columns in zip(self.rows, *drawn, strict=True):
-            # A row has as many places as lanes at least; the places past them are empty.
-            for draw, token, value, is_complete in zip(row.lanes, *columns, strict=False):
+            # A row has as many places as draws at least; the places past them are empty.
+            for draw, token, value, is_complete in zip(row.under_way, *columns, strict=False):
                 draw.tokens.append(token)
                 draw.log_probs.append(value)
                 draw.is_complete = is_complete
-                draw.step = self.clock
+                draw.step = int(self.clock[0])
             row.settle()
 
     def _draw(
         self,
-        log_probs: Float[Tensor, "batch group vocab"],
-        uniforms: Float[Tensor, "batch group draws"],
-        depth: Int[Tensor, "batch group"] | int,
+        log_probs: Float[Tensor, "batch nodes vocab"],
+        uniforms: Float[Tensor, "batch nodes draws"],
+        depth: Int[Tensor, "batch nodes"] | int,
     ) -> Children:
         allowed = self._allowed(log_probs, depth)
         if self.method.filter is None:
@@ -306,10 +288,10 @@ class Lanes:
     def _allowed(
         self, log_probs: Float[Tensor, "*nodes vocab"], depth: Int[Tensor, "*nodes"] | int
     ) -> Float[Tensor, "*nodes vocab"]:
-        if not self.job.config.min_new_tokens:
+        if not self.config.min_new_tokens:
             return log_probs
         depths = torch.as_tensor(depth, device=log_probs.device)
-        too_early = (depths < self.job.config.min_new_tokens)[..., None] & self.job.is_stop
+        too_early = (depths < self.config.min_new_tokens)[..., None] & self.is_stop
         return log_probs.masked_fill(too_early, -torch.inf)
 
 
@@ -327,10 +309,3 @@ def invert(
     # A uniform number next to 1 may round to the whole sum, which no index passes.
     share = uniforms.clamp(max=1 - 2**-40) * sums[..., -1:]
     return torch.searchsorted(sums, share, right=True).clamp(max=weights.shape[-1] - 1)
-
-
-def _row(group: Group, number: int) -> Group:
-    columns = {
-        f.name: getattr(group, f.name)[number : number + 1] for f in dataclasses.fields(group)
-    }
-    return Group(**columns)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Group
+from bestk.core.policy import Plan
 from bestk.core.tree import State
 
 
@@ -22,7 +22,7 @@ class Candidates:
     """The continuations that a beam may keep, best (or first drawn) first."""
 
     is_valid: Bool[Tensor, "batch candidates"]
-    place: Int[Tensor, "batch candidates"]  # of the parent in its group
+    place: Int[Tensor, "batch candidates"]  # of the parent among the nodes
     parent: Int[Tensor, "batch candidates"]  # the parent's slot
     token: Int[Tensor, "batch candidates"]
     score: Float[Tensor, "batch candidates"]  # what the beam compares: sum of log p, less penalties
@@ -37,7 +37,7 @@ class Candidates:
         token: Int[Tensor, "batch beams tokens"],
         last_log_prob: Float[Tensor, "batch beams tokens"],
         score: Float[Tensor, "batch beams tokens"],
-        group: Group,
+        plan: Plan,
         size: int,
     ) -> Candidates:
         """Gather picked continuations; where there are fewer than `size` the rest is invalid."""
@@ -45,12 +45,12 @@ class Candidates:
         score = score.flatten(1).gather(1, order)
         last = last_log_prob.flatten(1).gather(1, order)
         columns = {
-            "is_valid": group.is_valid.gather(1, place) & (score > -math.inf),
+            "is_valid": plan.nodes.is_valid.gather(1, place) & (score > -math.inf),
             "place": place,
-            "parent": group.slot.gather(1, place),
+            "parent": plan.nodes.slot.gather(1, place),
             "token": token.flatten(1).gather(1, order),
             "score": score,
-            "log_prob": group.log_prob.gather(1, place) + last,
+            "log_prob": plan.log_prob.gather(1, place) + last,
             "last_log_prob": last,
         }
         missing = (0, size - order.shape[1])
@@ -58,7 +58,7 @@ class Candidates:
 
 
 @dataclass
-class Kept:
+class KeptBeams:
     """Columns of continuations, by where they are in the tree."""
 
     is_valid: Bool[Tensor, "batch beams"]
@@ -69,13 +69,13 @@ class Kept:
     log_prob: Float[Tensor, "batch beams"]
     last_log_prob: Float[Tensor, "batch beams"]
 
-    def take(self, index: Int[Tensor, "batch picked"]) -> Kept:
+    def take(self, index: Int[Tensor, "batch picked"]) -> KeptBeams:
         """Pick by position."""
-        return Kept(**{f.name: getattr(self, f.name).gather(1, index) for f in fields(self)})
+        return KeptBeams(**{f.name: getattr(self, f.name).gather(1, index) for f in fields(self)})
 
-    def join(self, other: Kept) -> Kept:
+    def join(self, other: KeptBeams) -> KeptBeams:
         """Put two sets of columns side by side."""
-        return Kept(
+        return KeptBeams(
             **{
                 f.name: torch.cat([getattr(self, f.name), getattr(other, f.name)], dim=1)
                 for f in fields(self)
@@ -103,8 +103,8 @@ class Team:
         whole = torch.zeros(batch, size, dtype=torch.int64, device=device)
         real = torch.full((batch, size), -math.inf, dtype=torch.float64, device=device)
         nothing = torch.zeros_like(whole, dtype=torch.bool)
-        self.running = Kept(nothing, whole, whole, whole, real, real, real)
-        self.finished = Kept(nothing, whole, whole, whole, real, real, real)
+        self.running = KeptBeams(nothing, whole, whole, whole, real, real, real)
+        self.finished = KeptBeams(nothing, whole, whole, whole, real, real, real)
         self.is_running = torch.ones(batch, dtype=torch.bool, device=device)
 
     def scores(self, depth: int) -> Float[Tensor, "batch beams"]:
@@ -130,7 +130,7 @@ class Team:
         valid = candidates.is_valid & self.is_running[:, None]
         ends = complete | (length >= self.max_new_tokens)
         number = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
-        found = Kept(
+        found = KeptBeams(
             is_valid=valid,
             parent=candidates.parent,
             child=number + offset,
@@ -150,7 +150,7 @@ class Team:
         return state.masked_fill(counts & complete, int(State.COMPLETE))
 
     def _keep_running(
-        self, found: Kept, goes_on: Bool[Tensor, "batch candidates"]
+        self, found: KeptBeams, goes_on: Bool[Tensor, "batch candidates"]
     ) -> Bool[Tensor, "batch candidates"]:
         score = found.score.masked_fill(~goes_on, -math.inf)
         best = score.sort(dim=1, descending=True, stable=True).indices[:, : self.size]
@@ -160,7 +160,7 @@ class Team:
         return torch.zeros_like(goes_on).scatter(1, best, self.running.is_valid)
 
     def _keep_finished(
-        self, found: Kept, counts: Bool[Tensor, "batch candidates"], length: int
+        self, found: KeptBeams, counts: Bool[Tensor, "batch candidates"], length: int
     ) -> None:
         new = found.take(torch.arange(counts.shape[1], device=counts.device).expand_as(counts))
         new.is_valid = counts

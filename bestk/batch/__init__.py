@@ -1,17 +1,17 @@
 """Batch jobs: a file of prompts in, a file of texts out, on one machine or many."""
 
-from bestk.batch.job import Job, ModelName, Progress, follow_batch, run_batch
+from bestk.batch.job import Job, JobProgress, ModelName, follow_batch, run_batch
 from bestk.batch.on_ray import RaySettings
-from bestk.batch.reading import Shard
-from bestk.batch.searching import Wanted
+from bestk.batch.sources import Shard
+from bestk.batch.window import JobConfig
 
 __all__ = [
     "Job",
     "ModelName",
-    "Progress",
+    "JobProgress",
     "RaySettings",
     "Shard",
-    "Wanted",
+    "JobConfig",
     "follow_batch",
     "run_batch",
 ]

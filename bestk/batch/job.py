@@ -9,26 +9,28 @@ over a cluster writes what an unbroken one on one machine writes. Knows neither 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bestk.batch.on_ray import OnRay, RaySettings
-from bestk.batch.reading import Place, Shard, Source, format_of, open_source
-from bestk.batch.searching import Found, Searcher, Wanted, facts_of, prepare
+from bestk.batch.sources import Offset, Shard, Source, format_of, open_source
 from bestk.batch.store import JobStore
+from bestk.batch.window import JobConfig, WindowRunner, facts_of, prepare
 from bestk.batch.writing import assembler, copies_columns
 from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
-from bestk.engine.many import check_batch_size
+from bestk.engine.memory import check_batch_size
+from bestk.engine.scheduler import Scheduler, queues
 from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.loading import load
 from bestk.version import __version__
 
-# Rows of a window for each lane: enough that lanes seldom run empty, few enough that a kill costs
-# little.
+# Windows are so many batches long: these seldom run empty, and a kill costs little.
 _ROUNDS = 16
 # Options of a model that no file may hold; what comes out does not depend on them.
 _SECRET = ("api_key", "headers")
@@ -53,7 +55,7 @@ class Job:
     model: LanguageModel | ModelName
     input: Path
     output: Path
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: JobConfig = field(default_factory=JobConfig)
     batch_size: int | str = "auto"  # rows searched side by side
     window: int | None = None  # rows between two writes; 16 times the batch size
     shard: Shard = field(default_factory=Shard)
@@ -68,9 +70,14 @@ class Job:
         if self.input.resolve() == self.output.resolve():
             raise OptionError(f"{self.input} cannot be input and output: give another output")
 
+    @functools.cached_property
+    def language_model(self) -> LanguageModel:
+        """The model, loaded when it is first needed."""
+        return self.model.load() if isinstance(self.model, ModelName) else self.model
+
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class JobProgress:
     """Where a job stands; `share` of its rows are read, None where nobody knows how many."""
 
     num_read: int  # since this process began
@@ -80,28 +87,6 @@ class Progress:
     is_done: bool
     output: Path
     errors: Path  # is there if any row was bad
-
-
-class Engine(Protocol):
-    """What searches windows: this process, or a cluster."""
-
-    def prepare(self, wanted: Wanted, rows: Any, batch_size: int | None) -> int:
-        """Refuse settings that the model cannot take; say how many rows run side by side."""
-        ...
-
-    def run(
-        self,
-        source: Source,
-        start: Place,
-        stop: int | None,
-        *,
-        wanted: Wanted,
-        batch_size: int,
-        window: int,
-        with_columns: bool,
-    ) -> Iterator[tuple[Found, Place]]:
-        """Search all rows from one place to another; yield windows in their order."""
-        ...
 
 
 def run_batch(
@@ -123,13 +108,13 @@ def run_batch(
     shard: str | None = None,
     ray: RaySettings | None = None,
     **options: Any,
-) -> Progress:
+) -> JobProgress:
     """Search every row of a JSONL or Parquet file and write another; returns where it stands then.
 
     `options` are the fields of `SearchConfig`. Called again after it was broken off, it goes on;
     once it is done, it does nothing. Of Parquet and JSON lines, gzipped or not, any goes with any.
     """
-    wanted = Wanted(
+    wanted = JobConfig(
         config=SearchConfig.of(options, config),
         raw=raw,
         system=system,
@@ -154,35 +139,49 @@ def run_batch(
     return last
 
 
-def follow_batch(job: Job) -> Iterator[Progress]:
+def follow_batch(job: Job) -> Iterator[JobProgress]:
     """Run what is left of a job; yields after every window, first for what was done before.
 
     Everything yielded is on disk: leaving off at any moment, or a kill, loses the window at hand.
     """
     source = open_source(job.input)
     format_of(job.output)
-    engine: Engine = _Here(job.model) if job.ray is None else OnRay(job.ray, job.model)
+    on_ray = None if job.ray is None else OnRay(job.ray, job.model)
     store = JobStore(job.output)
     try:
-        batch_size, window = _sizes(job, source, engine, store)
+        batch_size, window = _sizes(job, source, on_ray, store)
         start, stop = _span(source, job.shard, window)
         store.begin(_facts(job, source, batch_size, window), start)
         report = _Reporter(store, source, start, stop)
         yield report()
         if store.state.stage == "done":
             return
-        if store.state.stage == "searching":
-            windows = engine.run(
+        columns = not copies_columns(job.output, source)
+        if store.state.stage == "searching" and on_ray is not None:
+            parts = on_ray.run(
                 source,
                 store.state.place,
                 stop,
                 wanted=job.wanted,
                 batch_size=batch_size,
                 window=window,
-                with_columns=not copies_columns(job.output, source),
+                with_columns=columns,
             )
-            for found, end in windows:
+            for found, end in parts:
                 store.commit(found, end)
+                yield report()
+        elif store.state.stage == "searching":
+            runner = WindowRunner(job.language_model, job.wanted, with_columns=columns)
+            for read in source.windows(store.state.place, stop, window):
+                # From an empty start and alone, so that nothing depends on what ran before.
+                with contextlib.closing(Scheduler(batch_size)) as scheduler:
+                    for queue in queues(runner.begin(read.rows), batch_size):
+                        for request in queue:
+                            scheduler.add(request)
+                        while scheduler.has_work:
+                            for update in scheduler.step():
+                                runner.note(update)
+                store.commit(runner.output(), read.end)
                 yield report()
         store.finish(assembler(job.output, source))
         yield report()
@@ -190,48 +189,17 @@ def follow_batch(job: Job) -> Iterator[Progress]:
         store.close()
 
 
-class _Here:
-    """Searches in this process."""
-
-    def __init__(self, model: LanguageModel | ModelName) -> None:
-        self._model = model
-
-    @property
-    def lm(self) -> LanguageModel:
-        if isinstance(self._model, ModelName):
-            self._model = self._model.load()
-        return self._model
-
-    def prepare(self, wanted: Wanted, rows: Any, batch_size: int | None) -> int:
-        return prepare(self.lm, wanted, rows, batch_size)
-
-    def run(
-        self,
-        source: Source,
-        start: Place,
-        stop: int | None,
-        *,
-        wanted: Wanted,
-        batch_size: int,
-        window: int,
-        with_columns: bool,
-    ) -> Iterator[tuple[Found, Place]]:
-        search = Searcher(self.lm, wanted, batch_size, with_columns=with_columns)
-        for read in source.windows(start, stop, window):
-            yield search(read.rows), read.end
-
-
 class _Reporter:
     """Says where a job stands."""
 
-    def __init__(self, store: JobStore, source: Source, start: Place, stop: int | None) -> None:
+    def __init__(self, store: JobStore, source: Source, start: Offset, stop: int | None) -> None:
         self.store, self.source = store, source
         self.start, self.stop = start, stop
         self.begun_at = store.state.line
 
-    def __call__(self) -> Progress:
+    def __call__(self) -> JobProgress:
         state = self.store.state
-        return Progress(
+        return JobProgress(
             num_read=state.line - self.begun_at,
             num_rows=state.num_rows,
             num_bad=state.num_bad,
@@ -248,21 +216,25 @@ class _Reporter:
         return self.source.share_of(state.place)
 
 
-def _sizes(job: Job, source: Source, engine: Engine, store: JobStore) -> tuple[int, int]:
+def _sizes(job: Job, source: Source, on_ray: OnRay | None, store: JobStore) -> tuple[int, int]:
     """Choose how many rows run side by side, and together; a job that was begun keeps both."""
     known = store.settings() or {}
     batch_size = check_batch_size(job.batch_size) or known.get("batch_size")
     if not known:
-        first = next(source.windows(Place(), None, 8 * 64), None)
-        batch_size = engine.prepare(job.wanted, first.rows if first else (), batch_size)
+        first = next(source.windows(Offset(), None, 8 * 64), None)
+        rows = first.rows if first else ()
+        if on_ray is not None:
+            batch_size = on_ray.prepare(job.wanted, rows, batch_size)
+        else:
+            batch_size = prepare(job.language_model, job.wanted, rows, batch_size)
     assert batch_size is not None
     return batch_size, job.window or known.get("window") or _ROUNDS * batch_size
 
 
-def _span(source: Source, shard: Shard, window: int) -> tuple[Place, int | None]:
+def _span(source: Source, shard: Shard, window: int) -> tuple[Offset, int | None]:
     """Say where a shard begins, and after which row it ends; the whole file needs no counting."""
     if shard.count == 1:
-        return Place(), None
+        return Offset(), None
     first, last = shard.lines(source.count(), window)
     return source.place_of(first), last
 

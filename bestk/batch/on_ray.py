@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bestk.batch.reading import Place, Source
-from bestk.batch.searching import Found, Searcher, Wanted, prepare
+from bestk.batch.sources import Offset, Source
+from bestk.batch.window import JobConfig, WindowOutput, prepare, search_window
 from bestk.errors import BestKError, MissingExtraError, ModelError, OptionError
 from bestk.lm.language_model import LanguageModel
 
@@ -57,7 +57,7 @@ class OnRay:
         self.settings = settings
         self.model: Loadable = model
 
-    def prepare(self, wanted: Wanted, rows: Any, batch_size: int | None) -> int:
+    def prepare(self, wanted: JobConfig, rows: Any, batch_size: int | None) -> int:
         """Ask a worker, since only there the model is loaded."""
         self._connect()
         ask = self.ray.remote(_prepare).options(**self._per_worker())
@@ -69,14 +69,14 @@ class OnRay:
     def run(
         self,
         source: Source,
-        start: Place,
+        start: Offset,
         stop: int | None,
         *,
-        wanted: Wanted,
+        wanted: JobConfig,
         batch_size: int,
         window: int,
         with_columns: bool,
-    ) -> Iterator[tuple[Found, Place]]:
+    ) -> Iterator[tuple[WindowOutput, Offset]]:
         """Search all rows from one place to another; yield windows in their order."""
         self._connect()
         data, count = self.ray.data, self._num_workers()
@@ -152,10 +152,11 @@ class Worker:
     """
 
     def __init__(
-        self, model: Loadable, wanted: Wanted, batch_size: int, with_columns: bool
+        self, model: Loadable, wanted: JobConfig, batch_size: int, with_columns: bool
     ) -> None:
-        self._parts = model, wanted, batch_size, with_columns
-        self._searcher: Searcher | None = None
+        self._parts = wanted, batch_size, with_columns
+        self._model = model
+        self._lm: LanguageModel | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
         """Search the windows of a batch."""
@@ -168,14 +169,13 @@ class Worker:
                 answers.append(pickle.dumps((_sendable(error), end)))
         return {_COLUMN: answers}
 
-    def _search(self, rows: Any) -> Found:
-        if self._searcher is None:
-            model, wanted, batch_size, with_columns = self._parts
-            self._searcher = Searcher(model.load(), wanted, batch_size, with_columns=with_columns)
-        return self._searcher(rows)
+    def _search(self, rows: Any) -> WindowOutput:
+        wanted, batch_size, with_columns = self._parts
+        self._lm = lm = self._lm or self._model.load()
+        return search_window(lm, wanted, batch_size, rows, with_columns)
 
 
-def _prepare(model: Loadable, wanted: Wanted, rows: Any, batch_size: int | None) -> Any:
+def _prepare(model: Loadable, wanted: JobConfig, rows: Any, batch_size: int | None) -> Any:
     try:
         return prepare(model.load(), wanted, rows, batch_size)
     except BestKError as error:
@@ -188,7 +188,7 @@ def _sendable(error: BestKError) -> BestKError:
     return kind(str(error))
 
 
-def _windows(source: Source, start: Place, stop: int | None, size: int) -> Any:
+def _windows(source: Source, start: Offset, stop: int | None, size: int) -> Any:
     """Make the windows a source of Ray Data: one task that yields a block for each."""
     import pyarrow
     from ray.data.block import BlockMetadata

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bestk.config import SearchConfig
-from bestk.engine.many import check_prompts
 from bestk.errors import OptionError, PromptError
 from bestk.lm.language_model import LanguageModel, Prompt
 
@@ -36,12 +35,12 @@ class RawRow:
     content: bytes | dict[str, Any]
 
     def is_blank(self) -> bool:
-        """Say whether there is nothing in it, as in the last line of many files."""
+        """Return whether there is nothing in it, as in the last line of many files."""
         return isinstance(self.content, bytes) and not self.content.strip()
 
 
 @dataclass(frozen=True)
-class Request:
+class RowRequest:
     """A row that can be searched."""
 
     line: int
@@ -69,7 +68,7 @@ def columns_of(row: RawRow) -> dict[str, Any]:
     return data
 
 
-def read_request(
+def read_row(
     row: RawRow,
     columns: Mapping[str, Any],
     lm: LanguageModel,
@@ -77,18 +76,17 @@ def read_request(
     *,
     raw: bool,
     system: str | None,
-) -> Request:
+) -> RowRequest:
     """Make a row ready to be searched, or raise an error that says why it cannot be."""
     for name in columns:
         if name in OWN:
             raise PromptError(f"column {name!r} is one of the output's own: rename it")
     settings = _settings(columns.get("options"), config)
     prompt = _prompt(columns, lm, raw=raw, system=system)
-    check_prompts(lm, [lm.encode(prompt)], settings)
     kept = {name: value for name, value in columns.items() if name not in CONSUMED}
     if "id" in kept:
         kept = {"id": kept["id"], **kept}
-    return Request(row.line, prompt, settings, kept)
+    return RowRequest(row.line, prompt, settings, kept)
 
 
 def _prompt(

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bestk import durable
-from bestk.batch.reading import Place
-from bestk.batch.searching import Found
+from bestk.batch.sources import Offset
+from bestk.batch.window import WindowOutput
 from bestk.errors import OptionError, SchemaError
 
 FORMAT = "bestk.batch"
@@ -32,7 +32,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class JobState:
     """How far a job has come."""
 
     line: int = 0  # rows read
@@ -44,9 +44,9 @@ class State:
     stage: str = "searching"  # then writing, then done
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Offset:
         """Say where to read on."""
-        return Place(self.line, self.offset)
+        return Offset(self.line, self.offset)
 
 
 class JobStore:
@@ -64,14 +64,14 @@ class JobStore:
         self.folder = folder
         self.results = folder / "results.jsonl"
         self.errors = folder / "errors.jsonl"
-        self.state = State()
+        self.state = JobState()
 
     def settings(self) -> dict[str, Any] | None:
         """Return what the job was begun with, None for a new one."""
         path = self.folder / "settings.json"
         return self._read(path) if path.exists() else None
 
-    def begin(self, settings: dict[str, Any], start: Place) -> None:
+    def begin(self, settings: dict[str, Any], start: Offset) -> None:
         """Write down what is to be done, or check that it is what was begun, and see how far."""
         told = {"format": FORMAT, "version": FORMAT_VERSION, **settings}
         known = self.settings()
@@ -84,7 +84,7 @@ class JobStore:
             return
         way_out = f"another output, or remove {self.folder}"
         durable.refuse_other(self.output, known, told, way_out)
-        self.state = State(**self._read(self.folder / "state.json"))
+        self.state = JobState(**self._read(self.folder / "state.json"))
         if self.state.stage == "done" and not self.output.exists():
             self._fresh(start)
         if self.state.stage == "searching":
@@ -92,7 +92,7 @@ class JobStore:
                 raise OptionError(f"{self.output} is there, and not from this job: move it away")
             self._cut_back()
 
-    def commit(self, found: Found, end: Place) -> None:
+    def commit(self, found: WindowOutput, end: Offset) -> None:
         """Add a window, on disk when this returns."""
         if found.results:
             durable.append(self.results, found.results)
@@ -136,11 +136,11 @@ class JobStore:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._held.close()
 
-    def _fresh(self, start: Place) -> None:
+    def _fresh(self, start: Offset) -> None:
         self.errors_output.unlink(missing_ok=True)
         for path in (self.results, self.errors):
             path.write_bytes(b"")
-        self._put(State(line=start.line, offset=start.offset))
+        self._put(JobState(line=start.line, offset=start.offset))
 
     def _cut_back(self) -> None:
         for path, size in ((self.results, self.state.results), (self.errors, self.state.errors)):
@@ -152,7 +152,7 @@ class JobStore:
                 )
             durable.cut_bytes(path, size)
 
-    def _put(self, state: State) -> None:
+    def _put(self, state: JobState) -> None:
         durable.replace(self.folder / "state.json", json.dumps(asdict(state)))
         self.state = state
 

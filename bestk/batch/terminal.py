@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from bestk.batch.job import Progress
+from bestk.batch.job import JobProgress
 
 _EVERY = 30.0  # seconds between two lines where there is no terminal
 
 
-def follow(steps: Iterable[Progress], console: Console) -> Progress:
-    """Run a job to its end and return where it stands then; Ctrl-C says what is kept."""
-    started = time.monotonic()
-    told = started
-    last = None
-    columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
-    with Bars(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
-        bar = bars.add_task("loading the model", total=None)
-        first = None
-        try:
-            for last in steps:
-                if first is None:  # what was done before does not count for the rate
-                    first, started = last, time.monotonic()
-                now = time.monotonic()
-                text = describe(last, first, now - started)
-                share = last.share
-                bars.update(bar, completed=share or 0, total=share and 1, description=text)
-                if not console.is_terminal and now - told >= _EVERY:
-                    told = now
-                    console.print(text, soft_wrap=True)
-        except KeyboardInterrupt:
-            kept = 0 if last is None else last.num_rows
-            console.print(f"stopped, {kept:,} rows are kept: the same command goes on")
-            raise
-    assert last is not None
-    return last
+class JobView:
+    """A bar of a job's progress, or a line now and then where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
+        is_hidden = not console.is_terminal
+        self.bars = Bars(*columns, console=console, disable=is_hidden, transient=True)
+        self.bar = self.bars.add_task("loading the model", total=None)
+        self.started = self.told = time.monotonic()
+        self.first: JobProgress | None = None
+        self.last: JobProgress | None = None
+
+    def __enter__(self) -> JobView:
+        self.bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.bars.stop()
+        if kind is KeyboardInterrupt:
+            kept = 0 if self.last is None else self.last.num_rows
+            self.console.print(f"stopped, {kept:,} rows are kept: the same command goes on")
+
+    def update(self, progress: JobProgress) -> None:
+        """Show where the job stands."""
+        now = time.monotonic()
+        if self.first is None:  # what was done before does not count for the rate
+            self.first, self.started = progress, now
+        self.last, share = progress, progress.share
+        text = describe(progress, self.first, now - self.started)
+        self.bars.update(self.bar, completed=share or 0, total=share and 1, description=text)
+        if not self.console.is_terminal and now - self.told >= _EVERY:
+            self.told = now
+            self.console.print(text, soft_wrap=True)
 
 
-def describe(now: Progress, first: Progress, seconds: float) -> str:
+def describe(now: JobProgress, first: JobProgress, seconds: float) -> str:
     """Say in a line how far a job is, how fast, and how long it will take.
 
     >>> from pathlib import Path
     >>> at = dict(num_rows=0, num_bad=0, is_done=False, output=Path("o"), errors=Path("e"))
-    >>> begun = Progress(num_read=0, share=0.5, **at)
-    >>> describe(Progress(num_read=100, share=0.6, **at), begun, 10.0)
+    >>> begun = JobProgress(num_read=0, share=0.5, **at)
+    >>> describe(JobProgress(num_read=100, share=0.6, **at), begun, 10.0)
     '0 rows, 60%, 10.0 rows/s, 0:40 left'
     """
     parts = [f"{now.num_rows:,} rows"]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
-from bestk.batch.reading import Parquet, Source, format_of, parquet_library
 from bestk.batch.rows import CONSUMED
+from bestk.batch.sources import Parquet, Source, format_of, parquet_library
 
 _ROWS = 1024  # in a row group of the output, where no input says it
 

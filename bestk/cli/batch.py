@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,10 +17,11 @@ from bestk.cli.options import (
     Select,
     SrcLang,
     TgtLang,
+    config_of,
     engine_options,
     search_options,
 )
-from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS, SearchConfig
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS
 
 _RAY = "Ray"
 
@@ -31,7 +32,6 @@ def batch(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Results, in any of the same formats.")
     ],
-    config: SearchConfig,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
@@ -84,13 +84,14 @@ def batch(
     cpus_per_worker: Annotated[
         float, typer.Option(min=0, help="CPUs that each takes.", rich_help_panel=_RAY)
     ] = 1,
+    **settings: Any,
 ) -> int:
     """[bold]bestk batch prompts.jsonl -o texts.jsonl -n 5 --stop .[/bold]
 
     Search every row of a file; stopped, the same command goes on where it was.
     """
-    from bestk.batch import Job, ModelName, RaySettings, Shard, Wanted, follow_batch
-    from bestk.batch.terminal import follow
+    from bestk.batch import Job, JobConfig, ModelName, RaySettings, Shard, follow_batch
+    from bestk.batch.terminal import JobView
     from bestk.cli import terminal
 
     options = {"dtype": dtype, "device": device, "src_lang": src_lang, "tgt_lang": tgt_lang}
@@ -107,8 +108,8 @@ def batch(
         model=ModelName(model, given | engine_options(engine_option or ())),
         input=input,
         output=output,
-        wanted=Wanted(
-            config=config,
+        wanted=JobConfig(
+            config=config_of(settings),
             raw=raw,
             system=system,
             num_texts=num_texts,
@@ -123,4 +124,8 @@ def batch(
         shard=Shard.of(shard) if shard else Shard(),
         ray=on_ray,
     )
-    return terminal.print_batch(follow(follow_batch(job), terminal.stderr()))
+    with JobView(terminal.stderr()) as view:
+        for progress in follow_batch(job):
+            view.update(progress)
+    assert view.last is not None
+    return terminal.print_batch(view.last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,15 +15,15 @@ from bestk.cli.options import (
     Select,
     SrcLang,
     TgtLang,
+    config_of,
     search_options,
 )
-from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS, SearchConfig
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS
 
 
 @search_options
 def compare(
     prompt: Annotated[str, typer.Argument(help="The text to continue or answer; - reads it.")],
-    config: SearchConfig,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -49,15 +49,17 @@ def compare(
     ] = False,
     system: Annotated[str | None, typer.Option(help="System text of a chat model.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    **settings: Any,
 ) -> None:
     """[bold]bestk compare --raw "The best thing about dogs is" --methods BS,BKS_mean[/bold]
 
     Compare methods on one prompt at an equal budget: texts, distinctness, time.
     """
-    from bestk.baselines.comparison import Row, left_out, table
+    from bestk.baselines.comparison import ComparedRow, left_out, table
     from bestk.baselines.comparison import compare as compare_methods
     from bestk.cli import terminal
 
+    config = config_of(settings)
     text = terminal.read_prompt(prompt, raw=raw, system=system)
     lm = terminal.load(
         model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
@@ -77,7 +79,7 @@ def compare(
         select=select,
         diversity=diversity,
     )
-    found: list[Row] = []
+    found: list[ComparedRow] = []
     try:
         for row in rows:
             found.append(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,10 @@ from bestk.cli.options import (
     Select,
     SrcLang,
     TgtLang,
+    config_of,
     search_options,
 )
-from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS, SearchConfig
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS
 from bestk.errors import OptionError
 
 NUM_TEXTS = 20  # shown in a terminal, and chosen where texts are to differ
@@ -28,7 +29,6 @@ NUM_TEXTS = 20  # shown in a terminal, and chosen where texts are to differ
 @search_options
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue or answer; - reads it.")],
-    config: SearchConfig,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
@@ -59,13 +59,15 @@ def generate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save everything, as JSON, to this file.")
     ] = None,
+    **settings: Any,
 ) -> None:
     """[bold]bestk generate --raw --stop . "The best thing about dogs is"[/bold]
 
     Search one prompt and show its ranked texts.
     """
     from bestk.cli import terminal
-    from bestk.engine.run import Run
+    from bestk.cli.view import SearchView
+    from bestk.engine.request import requests_of
     from bestk.rerank.postprocess import Finish
 
     if stream and (as_json or tree or num_texts or rerank or select != SELECTIONS[0]):
@@ -77,13 +79,16 @@ def generate(
     wanted = (num_texts or NUM_TEXTS) if is_choosing else None
     order = Finish(rerank=rerank)
     choose = Finish(num_texts=wanted, select=select, diversity=diversity)
+    config = config_of(settings)
     text = terminal.read_prompt(prompt, raw=raw, system=system)
     lm = terminal.load(
         model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
     )
-    run = Run(lm, [text if raw else lm.chat_prompt(text, system)], config)
-    error = terminal.follow(run, stream=stream)
-    result = order(run.results()[0])
+    requests = requests_of(lm, [text if raw else lm.chat_prompt(text, system)], config)
+    with SearchView(requests, stream=stream) as view:
+        for update in view.scheduler.run(requests):
+            view.update(update)
+    result = order(view.result)
     if output is not None:
         result.save(output)
     chosen = choose(result)
@@ -95,5 +100,5 @@ def generate(
         shown = chosen.hypotheses
         terminal.print_result(result, shown, lm.tokens_text if tree else None)
     terminal.print_notice(result)
-    if error is not None:
-        raise error
+    if view.error is not None:
+        raise view.error

@@ -1,13 +1,12 @@
 """Options that several commands share: every setting of a search, and the model.
 
 `@search_options` gives a command one option per field of SearchConfig, with the default read from
-there, and hands it the checked config. Settings that are long texts are read from files.
+there; `config_of` makes a checked config of them. Settings that are long texts are read from files.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import json
 import re
@@ -23,6 +22,7 @@ from bestk.settings import Setting, every_setting
 
 # A shell has no way to write lists of lists: `bad_words` says the same in words.
 NO_OPTION = frozenset({"bad_words_ids"})
+_FIELDS = [f.name for f in dataclasses.fields(SearchConfig) if f.name not in NO_OPTION]
 # Too long for a shell: the option names a file.
 _FILES = frozenset({"json_schema", "grammar"})
 _TYPES = {tuple[int, ...]: list[int], tuple[str, ...]: list[str]}
@@ -113,25 +113,21 @@ def with_address(arguments: Sequence[str]) -> list[str]:
 
 
 def search_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a command's `config` parameter by one option for each field of SearchConfig."""
+    """Give a command one option for each field of SearchConfig, in place of its `**settings`."""
     known = {setting.name: setting for setting in every_setting()}
-    fields = [field.name for field in dataclasses.fields(SearchConfig)]
-    fields = [name for name in fields if name not in NO_OPTION]
-
-    @functools.wraps(command)
-    def with_config(**values: Any) -> Any:
-        options = {name: values.pop(name) for name in fields}
-        for name in _FILES:
-            options[name] = _text_of(name, options[name])
-        return command(config=SearchConfig(**options), **values)
-
     own = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [parameter for parameter in own if parameter.name != "config"]
-    parameters += [_parameter(known[name]) for name in fields]
+    parameters = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
+    parameters += [_parameter(known[name]) for name in _FIELDS]
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    with_config.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-    with_config.__annotations__ = {p.name: p.annotation for p in keyword_only}
-    return with_config
+    command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in keyword_only}
+    return command
+
+
+def config_of(settings: dict[str, Any]) -> SearchConfig:
+    """Make a config of a command's `**settings`."""
+    files = {name: _text_of(name, settings[name]) for name in _FILES}
+    return SearchConfig(**{**settings, **files})
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:

@@ -45,7 +45,7 @@ def size(
     found = sizing.size_of(model, config, prompt_tokens=prompt_tokens, dtype=dtype)
     memory_bytes = None if memory is None else int(memory * 1e9)
     if as_json:
-        lanes = {} if memory_bytes is None else {"lanes": found.lanes_in(memory_bytes)}
+        lanes = {} if memory_bytes is None else {"lanes": found.rows_in_memory(memory_bytes)}
         total = {"prompts": prompts, **found.times(prompts)}
         terminal.print_json(dataclasses.asdict(found) | lanes | {"total": total})
     else:

@@ -1,87 +1,79 @@
-"""Constraints on texts, with a state for every node: what a text must hold, what it must match.
+"""Constraints on texts: what they must hold or match, and the ways for them to end.
 
-`constraints_of` turns the settings of a search into rules for its loop and a shaper for the model's
-distributions. Knows texts and tokens through the language model that it is given.
+To add one: subclass `Constraint` (`base.py`) in a file of its own. A search takes it as an object,
+`constraints=[...]`; to make it a setting, list a function that builds it in `BUILDERS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from bestk.backends.base import Group, Shaper
 from bestk.config import SearchConfig
-from bestk.constraints.endings import Endings, Requirement
-from bestk.constraints.include import Inclusion
-from bestk.core.best_k import Rule
+from bestk.constraints.base import Constraint, ConstraintSet
+from bestk.constraints.criteria import Criteria
+from bestk.constraints.include import MustInclude
+from bestk.constraints.stop_strings import StopStrings
 from bestk.errors import OptionError
 
 if TYPE_CHECKING:
     from bestk.lm.language_model import LanguageModel
 
+__all__ = ["BUILDERS", "Constraint", "ConstraintSet", "constraints_of"]
 
-class Constraints(NamedTuple):
-    """What the constraints of a search ask of the loop and of the backend."""
 
-    rules: tuple[Rule, ...] = ()
-    shaper: Shaper | None = None
+def _grammar(config: SearchConfig, lm: LanguageModel) -> Constraint | None:
+    named = [name for name in config.constraints if name != "must_include"]
+    if not named:
+        return None
+    can = lm.backend.capabilities
+    if not can.full_logits:
+        raise OptionError(
+            f"{lm.backend.name} lists only its likeliest tokens, so {named[0]} cannot be used "
+            f"with it: use a transformers model{f', or {can.way_out}' if can.way_out else ''}"
+        )
+    from bestk.constraints.grammar import GrammarConstraint
+
+    return GrammarConstraint(config, lm)
+
+
+def _must_include(config: SearchConfig, lm: LanguageModel) -> Constraint | None:
+    if not config.must_include:
+        return None
+    return MustInclude(config, lm, seeks=lm.backend.capabilities.full_logits)
+
+
+def _stop(config: SearchConfig, lm: LanguageModel) -> Constraint | None:
+    return StopStrings(config.stop, lm.decode, config.min_new_tokens) if config.stop else None
+
+
+# What a setting asks for; None where it asks for nothing.
+BUILDERS: list[Callable[[SearchConfig, LanguageModel], Constraint | None]] = [
+    _grammar,
+    _must_include,
+    _stop,
+]
 
 
 def constraints_of(
-    config: SearchConfig, lm: LanguageModel, enders: Sequence[Rule] = ()
-) -> Constraints:
-    """Build the rules and the shaper of a search; nothing at all where it has no constraints.
-
-    `enders` are the rules by which a text may end, besides its stop tokens.
-    """
-    if not config.constraints:
-        return Constraints()
-    can_shape = getattr(lm.backend, "takes_shaper", True)
-    rules: list[Rule] = []
-    requirements: list[Requirement] = []
-    shapers: list[Shaper] = []
-    seeker = None
-    if spec := next((name for name in config.constraints if name != "must_include"), None):
-        if not can_shape:
-            way_out = getattr(getattr(lm.backend, "facts", None), "way_out", None)
+    config: SearchConfig,
+    lm: LanguageModel,
+    criteria: Sequence[Any] = (),
+    given: Sequence[Constraint] = (),
+) -> ConstraintSet | None:
+    """Build the constraints of a search; nothing at all where it has none."""
+    built = [build(config, lm) for build in BUILDERS]
+    every = [constraint for constraint in built if constraint is not None]
+    if criteria:
+        every.append(Criteria(criteria, config.min_new_tokens))
+    for constraint in given:
+        if not isinstance(constraint, Constraint):
             raise OptionError(
-                f"{lm.backend.name} lists only its likeliest tokens, so {spec} cannot be used "
-                f"with it: use a transformers model{f', or {way_out}' if way_out else ''}"
+                f"constraints must be bestk.Constraint objects, got {type(constraint).__name__}"
             )
-        from bestk.constraints.grammar import GrammarShaper
-
-        shapers.append(shaper := GrammarShaper(config, lm))
-        requirements.append(shaper)
-    if config.must_include:
-        rules.append(inclusion := Inclusion(config, lm, seeks=can_shape))
-        requirements.append(inclusion)
-        seeker = inclusion if can_shape else None
+    every += given
 
     def decode(sequences: Sequence[Sequence[int]]) -> list[str]:
         return lm.decode(sequences, config.stop, config.min_new_tokens)
 
-    rules.append(Endings(requirements, enders, decode))
-    return Constraints(tuple(rules), Shapers(shapers, seeker) if shapers or seeker else None)
-
-
-class Shapers:
-    """Several shapers, one after the other, and the rule that wants tokens listed."""
-
-    def __init__(self, shapers: Sequence[Shaper], seeker: Rule | None = None) -> None:
-        self.shapers = tuple(shapers)
-        self.seeker = seeker
-
-    def __call__(
-        self, group: Group, log_probs: Float[Tensor, "batch group vocab"]
-    ) -> Float[Tensor, "batch group vocab"]:
-        """Apply all shapers in order."""
-        for shaper in self.shapers:
-            log_probs = shaper(group, log_probs)
-        return log_probs
-
-    def wants(self, group: Group) -> Int[Tensor, "batch group wanted"] | None:
-        """Ask the rule, if there is one."""
-        return None if self.seeker is None else self.seeker.wants(group)
+    return ConstraintSet(every, decode) if every else None

@@ -15,44 +15,35 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from bestk.backends.base import Children, Group
 from bestk.config import SearchConfig
-from bestk.core.best_k import Rule, Verdict
+from bestk.constraints.base import Constraint, Marks
 from bestk.errors import OptionError
-from bestk.processors.base import Contexts, Prefixes
+from bestk.nodes import Children
+from bestk.processors.base import NodeContext
 
 
-class Criteria(Rule):
+class Criteria(Constraint):
     """Completes a child when any of some criteria says stop."""
 
-    def __init__(
-        self, criteria: Sequence[Any], contexts: Contexts, min_new_tokens: int = 0
-    ) -> None:
+    def __init__(self, criteria: Sequence[Any], min_new_tokens: int = 0) -> None:
         for criterion in criteria:
             if not callable(criterion):
                 raise OptionError(
                     f"a stopping criterion must be callable, got {type(criterion).__name__}"
                 )
         self.criteria = tuple(criteria)
-        self.contexts = contexts
         self.min_new_tokens = min_new_tokens
 
-    def judge(
-        self,
-        group: Group,
-        children: Children,
-        passes: Bool[Tensor, "batch group children"],
-        is_stop: Bool[Tensor, "batch group children"],
-    ) -> Verdict:
-        complete = torch.zeros_like(passes)
-        asked = passes & ~is_stop & (group.depth[..., None] + 1 >= self.min_new_tokens)
-        prefixes = Prefixes(self.contexts, group)
-        for rows, places, ids in prefixes.by_length(asked.any(dim=2)):
+    def completes(self, context: NodeContext, children: Children, asked: Marks) -> Marks:
+        """Ask every criterion about each child's ids."""
+        complete = torch.zeros_like(asked)
+        asked = asked & (context.depth[..., None] + 1 >= self.min_new_tokens)
+        for rows, places, ids in context.by_length(asked.any(dim=2)):
             nodes, numbers = asked[rows, places].nonzero(as_tuple=True)
             tokens = children.token[rows[nodes], places[nodes], numbers]
             longer = torch.cat([ids[nodes], tokens[:, None]], dim=1)
             complete[rows[nodes], places[nodes], numbers] = self._says_stop(longer)
-        return Verdict(complete=complete)
+        return complete
 
     def _says_stop(self, ids: Tensor) -> Bool[Tensor, " children"]:
         stop = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)

@@ -18,11 +18,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Group
 from bestk.config import GRAMMARS, SearchConfig
+from bestk.constraints.base import Constraint
 from bestk.constraints.states import PrefixStates, prefixes
 from bestk.constraints.vocabulary import drops_first_space, tokenizer_info
 from bestk.errors import MissingExtraError, OptionError
+from bestk.processors.base import NodeContext
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher
@@ -34,8 +35,10 @@ _compilers: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], GrammarCompiler
 )
 
 
-class GrammarShaper:
+class GrammarConstraint(Constraint):
     """Forbids the tokens that a grammar rules out after each node's own prefix."""
+
+    restricts = True
 
     def __init__(self, config: SearchConfig, lm: LanguageModel) -> None:
         name = next(name for name in GRAMMARS if getattr(config, name) is not None)
@@ -62,13 +65,13 @@ class GrammarShaper:
         self.bits = torch.arange(32, dtype=torch.int32, device=device)
         self.states = PrefixStates[Any](_matcher(self.compiled), _read)
 
-    def __call__(
-        self, group: Group, log_probs: Float[Tensor, "batch group vocab"]
-    ) -> Float[Tensor, "batch group vocab"]:
+    def restrict(
+        self, context: NodeContext, log_probs: Float[Tensor, "batch nodes vocab"]
+    ) -> Float[Tensor, "batch nodes vocab"]:
         """Forbid what the matcher of each node rules out."""
         matchers = [
             None if prefix is None else self.states[prefix]
-            for row in prefixes(group)
+            for row in prefixes(context.nodes)
             for prefix in row
         ]
         allowed = self.allowed(matchers).view_as(log_probs)

@@ -12,21 +12,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Children, Group
 from bestk.config import SearchConfig
+from bestk.constraints.base import Constraint, Marks
 from bestk.constraints.phrases import Phrase, fold, spellings
 from bestk.constraints.states import Prefix, PrefixStates, prefixes
-from bestk.core.best_k import Rule, Verdict
+from bestk.nodes import Children, NodeBatch
+from bestk.processors.base import NodeContext
 
 if TYPE_CHECKING:
     from bestk.lm.language_model import LanguageModel
 
-# Tokens wanted for one form at the most: four starts (a space before it or not, a capital or not)
+# Tokens named for one form at the most: four starts (a space before it or not, a capital or not)
 # and what comes next in each of them.
-_WANTED_PER_FORM = 8
+_FORCED_PER_FORM = 8
 
 
 class Spelling(NamedTuple):
@@ -43,7 +44,7 @@ class Spelling(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Progress:
+class Inclusion:
     """How far a node has come."""
 
     prefix: Prefix
@@ -52,17 +53,17 @@ class Progress:
     begun: tuple[Spelling, ...] = ()  # of missing phrases, some but not all tokens end the text
 
 
-class Inclusion(Rule):
-    """Scores children by what their texts hold, and wants tokens of what is missing."""
+class MustInclude(Constraint):
+    """Scores children by what their texts hold, and has tokens of what is missing listed."""
 
     def __init__(self, config: SearchConfig, lm: LanguageModel, *, seeks: bool = True) -> None:
         self.lm = lm
-        self.bonus = config.include_bonus
+        self.bonus_each = config.include_bonus
         self.seeks = seeks
         self.phrases = tuple({fold(text): Phrase(text) for text in config.must_include}.values())
-        most = _WANTED_PER_FORM * sum(len(phrase.forms) for phrase in self.phrases)
-        self.num_wanted = min(most, lm.backend.vocab_size) if seeks else 0
-        root = Progress((), "", tuple(range(len(self.phrases))))
+        most = _FORCED_PER_FORM * sum(len(phrase.forms) for phrase in self.phrases)
+        self.num_forced = min(most, lm.backend.vocab_size) if seeks else 0
+        root = Inclusion((), "", tuple(range(len(self.phrases))))
         self.states = PrefixStates(root, self._advance)
         self._spelt: dict[str, tuple[int, ...]] = {}
 
@@ -70,45 +71,41 @@ class Inclusion(Rule):
         """Say whether a text holds everything."""
         return all(phrase.is_in(text) for phrase in self.phrases)
 
-    def wants(self, group: Group) -> Int[Tensor, "batch group wanted"] | None:
+    def forced(self, nodes: NodeBatch) -> Int[Tensor, "batch nodes forced"] | None:
         """Name the tokens that begin or go on with a missing phrase."""
         if not self.seeks:
             return None
         rows = [
-            [[] if prefix is None else self._wanted(self.states[prefix]) for prefix in row]
-            for row in prefixes(group)
+            [[] if prefix is None else self._tokens(self.states[prefix]) for prefix in row]
+            for row in prefixes(nodes)
         ]
-        size = self.num_wanted
-        padded = [[[*wanted, *[-1] * size][:size] for wanted in row] for row in rows]
-        return torch.tensor(padded, dtype=torch.int64, device=group.token.device)
+        size = self.num_forced
+        padded = [[[*tokens, *[-1] * size][:size] for tokens in row] for row in rows]
+        return torch.tensor(padded, dtype=torch.int64, device=nodes.token.device)
 
-    def judge(
-        self,
-        group: Group,
-        children: Children,
-        passes: Bool[Tensor, "batch group children"],
-        is_stop: Bool[Tensor, "batch group children"],
-    ) -> Verdict:
-        """Give each passing child a bonus for every phrase that its text holds."""
-        rows, places, numbers = (passes & ~is_stop).nonzero(as_tuple=True)
+    def bonus(
+        self, context: NodeContext, children: Children, asked: Marks
+    ) -> Float[Tensor, "batch nodes children"]:
+        """Give each child a bonus for every phrase that its text holds."""
+        rows, places, numbers = asked.nonzero(as_tuple=True)
         tokens = children.token[rows, places, numbers].tolist()
-        nodes = prefixes(group)
+        nodes = prefixes(context.nodes)
         earned = []
         for row, place, token in zip(rows.tolist(), places.tolist(), tokens, strict=True):
             prefix = nodes[row][place]
             assert prefix is not None, "a place without a node has no children"
             earned.append(self.earned(self.states[(*prefix, token)]))
-        bonus = torch.zeros_like(children.log_prob)
+        bonus = torch.zeros_like(children.log_prob, dtype=torch.float64)
         bonus[rows, places, numbers] = torch.tensor(earned, dtype=bonus.dtype, device=bonus.device)
-        return Verdict(bonus=bonus)
+        return bonus
 
-    def earned(self, progress: Progress) -> float:
+    def earned(self, progress: Inclusion) -> float:
         """Return the bonus: for phrases that are there, and for the part of one that is begun."""
         num_met = len(self.phrases) - len(progress.missing)
         share = max((spelling.share for spelling in progress.begun), default=0.0)
-        return self.bonus * (num_met + share)
+        return self.bonus_each * (num_met + share)
 
-    def _advance(self, parent: Progress, token: int) -> Progress:
+    def _advance(self, parent: Inclusion, token: int) -> Inclusion:
         prefix = (*parent.prefix, token)
         text = self.lm.decode([prefix])[0]
         # Not only what was missing: "dog" at the end of the parent's text may become "dogma".
@@ -122,14 +119,14 @@ class Inclusion(Rule):
             and spelling.done + 1 < len(spelling.tokens)
             and spelling.phrase in missing
         }
-        return Progress(prefix, text, missing, tuple(sorted(begun)))
+        return Inclusion(prefix, text, missing, tuple(sorted(begun)))
 
-    def _wanted(self, progress: Progress) -> list[int]:
+    def _tokens(self, progress: Inclusion) -> list[int]:
         begun = [spelling.tokens[spelling.done] for spelling in progress.begun]
         starts = [spelling.tokens[0] for spelling in self._starts(progress)]
         return list(dict.fromkeys([*begun, *starts]))
 
-    def _starts(self, progress: Progress) -> Iterator[Spelling]:
+    def _starts(self, progress: Inclusion) -> Iterator[Spelling]:
         """Spell the missing phrases as they could go on the text."""
         for number in progress.missing:
             for form in self.phrases[number].forms:

@@ -11,30 +11,33 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from bestk.backends.base import Group
+from bestk.nodes import NodeBatch
 
 Prefix = tuple[int, ...]
-State = TypeVar("State")
+NodeState = TypeVar("NodeState")
 
 # Enough for every node of a large batch; older states are forgotten, and made again when needed.
 MAX_STATES = 20_000
 
 
-class PrefixStates(Generic[State]):
+class PrefixStates(Generic[NodeState]):
     """States by prefix, each made from its parent's by one more token."""
 
     def __init__(
-        self, root: State, advance: Callable[[State, int], State], max_states: int = MAX_STATES
+        self,
+        root: NodeState,
+        advance: Callable[[NodeState, int], NodeState],
+        max_states: int = MAX_STATES,
     ) -> None:
         self.root = root
         self.advance = advance
         self.max_states = max_states
-        self._states: OrderedDict[Prefix, State] = OrderedDict()
+        self._states: OrderedDict[Prefix, NodeState] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def __getitem__(self, prefix: Prefix) -> State:
+    def __getitem__(self, prefix: Prefix) -> NodeState:
         known = len(prefix)
         while known and prefix[:known] not in self._states:
             known -= 1
@@ -49,14 +52,14 @@ class PrefixStates(Generic[State]):
         return state
 
 
-def prefixes(group: Group) -> list[list[Prefix | None]]:
-    """Return the tokens of every node of a group, None for a place that holds no node."""
+def prefixes(nodes: NodeBatch) -> list[list[Prefix | None]]:
+    """Return the tokens of every node, None for a place that holds none."""
     return [
         [
             tuple(tokens[:depth]) if is_valid else None
             for tokens, depth, is_valid in zip(row, depths, valid, strict=True)
         ]
         for row, depths, valid in zip(
-            group.prefix.tolist(), group.depth.tolist(), group.is_valid.tolist(), strict=True
+            nodes.prefix.tolist(), nodes.depth.tolist(), nodes.is_valid.tolist(), strict=True
         )
     ]

@@ -5,43 +5,33 @@ Knows texts through the decoder it is given. Only children that pass γ are deco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
-from bestk.backends.base import Children, Group
-from bestk.core.best_k import Rule, Verdict
+from bestk.constraints.base import Constraint, Decode, Marks
+from bestk.nodes import Children
+from bestk.processors.base import NodeContext
 
 # A stop string of n characters can begin n tokens back at most; more context costs little and
 # keeps multi-byte characters and joined words decoding as they do in the whole text.
 _CONTEXT = 8
 
 
-class StopStrings(Rule):
+class StopStrings(Constraint):
     """Completes a child when its token makes a stop string appear in the text."""
 
-    def __init__(
-        self,
-        strings: Sequence[str],
-        decode: Callable[[Sequence[Sequence[int]]], list[str]],
-        min_new_tokens: int = 0,
-    ) -> None:
+    def __init__(self, strings: Sequence[str], decode: Decode, min_new_tokens: int = 0) -> None:
         self.strings = tuple(strings)
         self.decode = decode
         self.min_new_tokens = min_new_tokens
         self.reach = max(map(len, self.strings)) + _CONTEXT
 
-    def judge(
-        self,
-        group: Group,
-        children: Children,
-        passes: Bool[Tensor, "batch group children"],
-        is_stop: Bool[Tensor, "batch group children"],
-    ) -> Verdict:
-        complete = torch.zeros_like(passes)
-        rows, places, numbers = (passes & ~is_stop).nonzero(as_tuple=True)
+    def completes(self, context: NodeContext, children: Children, asked: Marks) -> Marks:
+        """Decode the end of each child's text."""
+        group = context.nodes
+        complete = torch.zeros_like(asked)
+        rows, places, numbers = asked.nonzero(as_tuple=True)
         nodes = list(zip(rows.tolist(), places.tolist(), strict=True))
         tails = {
             node: prefix[:depth][-self.reach :]
@@ -61,8 +51,7 @@ class StopStrings(Rule):
         complete[rows, places, numbers] = torch.tensor(
             hits, dtype=torch.bool, device=complete.device
         )
-        complete &= group.depth[..., None] + 1 >= self.min_new_tokens
-        return Verdict(complete=complete)
+        return complete & (group.depth[..., None] + 1 >= self.min_new_tokens)
 
     def _appears(self, old: str, new: str) -> bool:
         return any(new.count(string) > old.count(string) for string in self.strings)

@@ -13,8 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.core import scoring
-
 _WHOLES = ("token", "parent", "child", "depth", "step")  # child: which child of its parent
 _REALS = ("score", "log_prob", "last_log_prob")
 
@@ -109,11 +107,8 @@ class Nodes:
 class Frontier:
     """The open nodes of a batch of searches, at most `size` each, ranked for the next pop."""
 
-    def __init__(
-        self, batch: int, size: int, decays: Float[Tensor, " ages"], device: torch.device
-    ) -> None:
+    def __init__(self, batch: int, size: int, device: torch.device) -> None:
         self.size = size
-        self.decays = decays
         self.nodes = Nodes.empty(batch, size, device)
         self.priority = torch.full((batch, size), -torch.inf, dtype=torch.float64, device=device)
         # The order of the next pop: positions by priority, best first.
@@ -131,11 +126,25 @@ class Frontier:
         """Count the open nodes of each search."""
         return self.nodes.is_open.sum(dim=1)
 
-    def push(self, found: Nodes, next_clock: Int[Tensor, " batch"]) -> Nodes:
-        """Add nodes, keep the best by their priority at the next pop, return the ones dropped."""
-        pool = Nodes.joined(self.nodes, canonical(found))
-        age = (next_clock[:, None] - pool.step).clamp(0, len(self.decays) - 1)
-        priority = scoring.priority(pool.score, age, self.decays)
+    def best(self, width: int, most: Int[Tensor, " batch"]) -> Nodes:
+        """Return the best nodes, which stay: `width` places, of which at most `most` hold one."""
+        group = self.nodes.take(self.order[:, :width])
+        places = torch.arange(width, device=self.order.device)
+        group.is_open = group.is_open & (places < most[:, None])
+        return group
+
+    def pop(self, is_taken: Bool[Tensor, "batch group"]) -> None:
+        """Remove the best nodes, where they are taken."""
+        index = self.order[:, : is_taken.shape[1]]
+        was_open = self.nodes.is_open.gather(1, index)
+        self.nodes.is_open.scatter_(1, index, was_open & ~is_taken)
+
+    def push(self, found: Nodes) -> Nodes:
+        """Add nodes that were found in one step, behind the others in the order of ties."""
+        return Nodes.joined(self.nodes, canonical(found))
+
+    def prune(self, pool: Nodes, priority: Float[Tensor, "batch pool"]) -> Nodes:
+        """Keep the best of a pool by their priority at the next pop, return the ones dropped."""
         # The order in the pool is the tie order, so the sort must be stable.
         priority, order = priority.where(pool.is_open, -torch.inf).sort(
             dim=1, descending=True, stable=True
@@ -155,24 +164,6 @@ class Frontier:
         self.priority.copy_(priority[:, : self.size])  # by rank
         pool.is_open = pool.is_open > is_kept
         return pool
-
-    def pop(
-        self, width: int, limit: Int[Tensor, " batch"]
-    ) -> tuple[Nodes, Float[Tensor, "batch group"]]:
-        """Remove the best nodes: `width` places, of which at most `limit` hold a node."""
-        index = self.order[:, :width]
-        group = self.nodes.take(index)
-        places = torch.arange(index.shape[1], device=index.device)
-        was_open = group.is_open
-        group.is_open = was_open & (places < limit[:, None])
-        self.nodes.is_open.scatter_(1, index, was_open ^ group.is_open)
-        return group, self.priority[:, :width]
-
-    def put_back(self, is_valid: Bool[Tensor, "batch group"]) -> Nodes:
-        """Open the nodes of the last pop again, and return them."""
-        index = self.order[:, : is_valid.shape[1]]
-        self.nodes.is_open.scatter_(1, index, self.nodes.is_open.gather(1, index) | is_valid)
-        return self.nodes.take(index)
 
 
 def canonical(found: Nodes) -> Nodes:

@@ -1,6 +1,6 @@
 """The mass ledger while a search runs: its shares as tensors, a number per search.
 
-`mass.py` reads it. Knows probabilities, not why a child was pruned.
+Knows probabilities, not why a child was pruned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bestk.backends.base import Group
+from bestk.core.mass import Mass
 
 
 @dataclass
@@ -30,13 +30,20 @@ class Ledger:
 
     def book(
         self,
-        group: Group,
-        log_prob: Float[Tensor, "batch group children"],
-        kinds: Bool[Tensor, "kinds batch group children"],
+        whole: Float[Tensor, " batch"],
+        log_prob: Float[Tensor, "batch nodes children"],
+        kinds: Bool[Tensor, "kinds batch nodes children"],
     ) -> None:
-        """Book the children of a group: complete, too long and opened ones, the rest as pruned."""
+        """Book the children of nodes that hold `whole`: complete, truncated, opened; the rest."""
         completed, truncated, opened = (log_prob.exp() * kinds).sum(dim=(2, 3)).unbind()
-        whole = (group.log_prob.exp() * group.is_valid).sum(dim=1)
         self.completed += completed
         self.truncated += truncated
         self.pruned_prob += whole - completed - truncated - opened
+
+    def masses(self, frontier: Float[Tensor, " batch"]) -> list[Mass]:
+        """Return the shares of every search; `frontier` is that of its open nodes."""
+        columns = {name: column.tolist() for name, column in vars(self).items()}
+        return [
+            Mass(frontier=share, **{name: column[row] for name, column in columns.items()})
+            for row, share in enumerate(frontier.tolist())
+        ]

@@ -1,13 +1,8 @@
-"""The mass ledger of a search: where the model's probability went, at any step.
-
-All shares add up to 1: nothing that the model holds possible is lost sight of.
-"""
+"""Where a search's probability went: all shares add up to 1, so that nothing is lost sight of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from bestk.core.best_k import Searches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,26 +33,3 @@ class Mass:
             "pruned": self.pruned,
             "truncated": self.truncated,
         }
-
-
-def masses(searches: Searches) -> list[Mass]:
-    """Say for every search, finished or not, where the model's probability went."""
-    ledger = searches.ledger
-    columns = zip(
-        ledger.completed.tolist(),
-        searches.frontier_mass().tolist(),
-        ledger.pruned_prob.tolist(),
-        ledger.pruned_frontier.tolist(),
-        ledger.truncated.tolist(),
-        strict=True,
-    )
-    return [
-        Mass(
-            completed=completed,
-            frontier=frontier,
-            pruned_prob=pruned_prob,
-            pruned_frontier=pruned_frontier,
-            truncated=truncated,
-        )
-        for completed, frontier, pruned_prob, pruned_frontier, truncated in columns
-    ]

@@ -1,7 +1,7 @@
 """The GPU kernel that sorts what a group found into tree, ledger and frontier, in Triton.
 
-It is the whole of `Searches.push` for one search: the children's states, the ledger, their order
-among themselves, the frontier pruned, and the places of the next pop. Knows no rules.
+It is the rest of `BestK.step` for one search: the children's states, the ledger, their order among
+themselves, the frontier pruned, and the places of the next pop. Knows nothing of text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A finished search tree on the CPU: what the pictures, the JSON and the hypotheses are made from.
+"""What a search has found, on the CPU: its tree, its token sequences, its books.
 
-Columns of plain tensors, one entry per expanded node and one per child that the model listed. Knows
-tokens and probabilities, no text.
+The pictures, the JSON and the hypotheses are made from it. A tree is columns of plain tensors, one
+entry per expanded node and one per child that the model listed. Knows tokens and probabilities, no
+text.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bestk.core.mass import Mass
 from bestk.core.tree import State, Tree
 from bestk.errors import SchemaError
 
@@ -118,3 +120,70 @@ class TreeRecord:
         except (KeyError, TypeError, ValueError) as error:
             raise SchemaError(f"a saved tree lacks or spoils a column: {error}") from None
         return cls(**columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One token sequence, complete unless `is_complete` is false."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    log_prob: float
+    step: int
+    is_complete: bool = True
+    is_certified: bool = False
+    score: float | None = None  # None: by `rank_by`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a search stands: what can be told at every step, since it costs little."""
+
+    step: int
+    expanded: int
+    num_completions: int
+    mass: Mass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """All that a policy has to say of one search, finished or not."""
+
+    texts: Sequence[Found]
+    mass: Mass
+    expanded: int
+    steps: int
+    stop_reason: str
+    num_truncated: int
+    bound: float | None = None  # no text that was not found is likelier; None: not known
+    broken_at: int = -1  # the step at which the model gave NaN
+    record: TreeRecord | None = None
+
+
+def texts_of(
+    record: TreeRecord, bound: float, *, since: int = 0, state: State = State.COMPLETE
+) -> list[Found]:
+    """Return the complete token sequences of a tree in the order found, from slot `since` on.
+
+    With another `state` these were cut off, or are still open.
+    """
+    is_wanted = (record.child_state == state) & (record.child_parent >= since)
+    entries = is_wanted.nonzero()[:, 0]
+    parents = record.child_parent[entries].tolist()
+    ends = record.child_token[entries].tolist()
+    last = record.child_log_prob[entries].tolist()
+    tokens, steps = record.token.tolist(), record.expanded_at.tolist()
+    log_prob, node_log_prob = record.log_prob.tolist(), record.last_log_prob.tolist()
+    return [
+        Found(
+            token_ids=(*(tokens[slot] for slot in path), end),
+            log_probs=(*(node_log_prob[slot] for slot in path), own),
+            log_prob=log_prob[parent] + own,
+            step=steps[parent],
+            is_complete=state == State.COMPLETE,
+            is_certified=log_prob[parent] + own >= bound,
+        )
+        for path, parent, end, own in zip(
+            record.paths_to(parents), parents, ends, last, strict=True
+        )
+    ]

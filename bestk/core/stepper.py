@@ -7,31 +7,31 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bestk.backends.base import Children
 from bestk.kernels import are_asked_for, may_run
+from bestk.nodes import Children
 
 if TYPE_CHECKING:
-    from bestk.core.best_k import Searches
+    from bestk.core.best_k import BestK
     from bestk.core.kernels import StepKernels
 
 # Shapes of searches whose kernels were tried, and whether they run.
 _TRIED: dict[tuple[object, ...], bool] = {}
 
 
-def step_kernels(searches: Searches, rounding: float) -> StepKernels | None:
+def step_kernels(policy: BestK) -> StepKernels | None:
     """Return the kernels of searches that have not begun, None where plain tensors do it."""
-    device = searches.clock.device
-    if searches.rules or not may_run("search", device):
+    device = policy.search.shape.device
+    if policy.search.shape.is_judged or not may_run("search", device):
         return None
     try:
         from bestk.core.kernels import StepKernels
     except Exception as error:  # a Triton that is there and does not work
         _tell("the search's kernels cannot be loaded: %s", error)
         return None
-    kernels = StepKernels(searches, rounding)
+    kernels = StepKernels(policy)
     shape = (device, *kernels.shape)
     if shape not in _TRIED:
-        _TRIED[shape] = _fits(kernels) and _do_run(kernels, searches)
+        _TRIED[shape] = _fits(kernels) and _do_run(kernels, policy)
     return kernels if _TRIED[shape] else None
 
 
@@ -43,23 +43,23 @@ def _fits(kernels: StepKernels) -> bool:
 
 
 def _tell(message: str, *details: object) -> None:
-    """Say why there are no kernels: aloud to whoever asked for them."""
+    """Log why there are no kernels: aloud for whoever asked for them."""
     level = logging.WARNING if are_asked_for("search") else logging.DEBUG
     logging.getLogger("bestk").log(level, message, *details)
 
 
-def _do_run(kernels: StepKernels, searches: Searches) -> bool:
-    """Do a step without a node, which changes nothing, before a graph captures one."""
+def _do_run(kernels: StepKernels, policy: BestK) -> bool:
+    """Take a step without a node, which changes nothing, before a graph captures one."""
     try:
-        group = kernels.pop(searches)
-        nothing = group.path.new_zeros(*group.token.shape, kernels.num_children)
-        kernels.push(searches, group, Children(nothing, nothing.float().fill_(-torch.inf)))
+        plan = kernels.next(policy)
+        nothing = plan.nodes.path.new_zeros(*plan.nodes.token.shape, kernels.num_children)
+        kernels.step(policy, plan, Children(nothing, nothing.float().fill_(-torch.inf)))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler has many ways to fail
         _tell("the search's kernels do not run here: %s", error)
         return False
     finally:
-        searches.clock.zero_()
-        searches.is_active.fill_(True)
+        policy.search.clock.zero_()
+        policy.search.is_active.fill_(True)
     return True

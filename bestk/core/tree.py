@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Children, Group
+from bestk.core.frontier import Nodes
+from bestk.nodes import Children, NodeBatch
 
 
 class State(IntEnum):
@@ -70,71 +71,69 @@ class Tree:
         children = [self.child_token, self.child_log_prob, self.child_score, self.child_state]
         return [self._whole, self._real, self.path, *children, self.count]
 
-    def plant(self, rows: Int[Tensor, " planted"]) -> Group:
-        """Start these searches' trees anew; the group holds their roots and no other node."""
-        self.count.index_fill_(0, rows, 1)
+    def roots(self, rows: Int[Tensor, " begun"]) -> NodeBatch:
+        """Empty these trees, and return their roots and no other node."""
+        self.count.index_fill_(0, rows, 0)
         self.child_state.index_fill_(0, rows, int(State.NONE))
         self.expanded_at[:, 0].index_fill_(0, rows, 0)
         nothing = torch.zeros_like(self.parent[:, :1])
         is_valid = torch.zeros_like(nothing, dtype=torch.bool).index_fill_(0, rows, True)
         path = self.path[:, :1].clone()
-        return Group(
+        return NodeBatch(
             token=self.token[:, :1].clone(),
             slot=torch.where(is_valid, 0, self.capacity),
             depth=nothing,
-            log_prob=torch.zeros_like(nothing, dtype=torch.float64),
             path=path,
             prefix=path,
             is_valid=is_valid,
         )
 
-    def append(
-        self,
-        *,
-        token: Int[Tensor, "batch group"],
-        parent: Int[Tensor, "batch group"],
-        depth: Int[Tensor, "batch group"],
-        step: Int[Tensor, "batch group"],
-        log_prob: Float[Tensor, "batch group"],
-        last_log_prob: Float[Tensor, "batch group"],
-        priority: Float[Tensor, "batch group"],
-        clock: Int[Tensor, " batch"],
-        is_valid: Bool[Tensor, "batch group"],
-    ) -> Group:
-        """Give the popped nodes the next slots, and return them as a group."""
-        places = torch.arange(token.shape[1], device=token.device)
-        slot = torch.where(is_valid, self.count[:, None] + places, self.capacity)
-        parent = torch.where(is_valid, parent, 0)
-        clocks = clock[:, None].expand_as(slot)
-        whole = torch.stack([token, parent, depth, step, clocks], dim=-1)
-        self._whole.scatter_(1, _wide(slot, self._whole), whole)
-        real = torch.stack([log_prob, last_log_prob, priority], dim=-1)
-        self._real.scatter_(1, _wide(slot, self._real), real)
-        self.count += is_valid.sum(dim=1)
-
-        path = self.path.gather(1, _wide(parent, self.path))  # [batch, group, depth]
-        path.scatter_(2, (depth - 1).clamp(min=0)[..., None], slot[..., None])
-        self.path.scatter_(1, _wide(slot, self.path), path)
+    def place(self, nodes: Nodes) -> NodeBatch:
+        """Return nodes with the slots that they will have; nothing is written."""
+        places = torch.arange(nodes.token.shape[1], device=nodes.token.device)
+        slot = torch.where(nodes.is_open, self.count[:, None] + places, self.capacity)
+        parent = torch.where(nodes.is_open, nodes.parent, 0)
+        path = self.path.gather(1, _wide(parent, self.path))  # [batch, nodes, depth]
+        path.scatter_(2, (nodes.depth - 1).clamp(min=0)[..., None], slot[..., None])
+        # Its own token is in no slot yet; what a place without a node holds means nothing.
+        is_own = path == slot[..., None]
         prefix = self.token.gather(1, path.clamp(min=0).flatten(1)).view_as(path)
-        return Group(
-            token=token,
+        prefix = prefix.where(~is_own, nodes.token[..., None])
+        return NodeBatch(
+            token=nodes.token,
             slot=slot,
-            depth=depth,
-            log_prob=log_prob,
+            depth=nodes.depth,
             path=path,
             prefix=prefix.where(path >= 0, -1),
-            is_valid=is_valid,
+            is_valid=nodes.is_open,
         )
+
+    def append(
+        self,
+        batch: NodeBatch,
+        nodes: Nodes,
+        priority: Float[Tensor, "batch nodes"],
+        clock: Int[Tensor, " batch"],
+    ) -> None:
+        """Write placed nodes into their slots."""
+        parent = torch.where(batch.is_valid, nodes.parent, 0)
+        clocks = clock[:, None].expand_as(parent)
+        whole = torch.stack([nodes.token, parent, nodes.depth, nodes.step, clocks], dim=-1)
+        self._whole.scatter_(1, _wide(batch.slot, self._whole), whole)
+        real = torch.stack([nodes.log_prob, nodes.last_log_prob, priority], dim=-1)
+        self._real.scatter_(1, _wide(batch.slot, self._real), real)
+        self.path.scatter_(1, _wide(batch.slot, self.path), batch.path)
+        self.count += batch.is_valid.sum(dim=1)
 
     def record(
         self,
-        group: Group,
+        nodes: NodeBatch,
         children: Children,
-        score: Float[Tensor, "batch group children"],
-        state: Int[Tensor, "batch group children"],
+        score: Float[Tensor, "batch nodes children"],
+        state: Int[Tensor, "batch nodes children"],
     ) -> None:
-        """Keep the children of a group, with their scores and what became of them."""
-        slot = _wide(group.slot, self.child_token)
+        """Keep the children of nodes, with their scores and what became of them."""
+        slot = _wide(nodes.slot, self.child_token)
         self.child_token.scatter_(1, slot, children.token)
         self.child_log_prob.scatter_(1, slot, children.log_prob)
         self.child_score.scatter_(1, slot, score)
@@ -153,6 +152,6 @@ class Tree:
         self.child_state.flatten(1).scatter_(1, index, int(state))
 
 
-def _wide(slot: Int[Tensor, "batch group"], table: Tensor) -> Tensor:
+def _wide(slot: Int[Tensor, "batch nodes"], table: Tensor) -> Tensor:
     """Repeat slots along a table's last axis, as gather and scatter want them."""
     return slot[..., None].expand(-1, -1, table.shape[2])

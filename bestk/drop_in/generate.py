@@ -1,7 +1,7 @@
 """`model.generate(..., custom_generate=bestk.generate)`: best-k search where beam search was.
 
 Takes what transformers' `generate` has prepared, and returns what its beam search would: padded
-ids, or its output class. Knows `generate`; the search itself is `Run`'s.
+ids, or its output class. Knows `generate`; the search itself is the scheduler's.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from transformers.generation.utils import (
     GenerateBeamEncoderDecoderOutput,
 )
 
-from bestk.backends.transformers.decoder_only import CausalBackend
-from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend
+from bestk.api import Outcomes
+from bestk.backends.transformers.decoder_only import DecoderOnlyBackend
+from bestk.backends.transformers.encoder_decoder import EncoderDecoderBackend
 from bestk.backends.transformers.sources import Encoded
 from bestk.config import DIVERSITY, SearchConfig
 from bestk.drop_in.fields import check
-from bestk.engine.run import Run
+from bestk.engine.request import requests_of
+from bestk.engine.scheduler import Scheduler
 from bestk.errors import OptionError
 from bestk.lm.encoder_decoder import EncoderDecoderModel
 from bestk.lm.language_model import LanguageModel
@@ -90,8 +92,8 @@ def generate(
     merges token sequences that read the same.
     """
     settings, model_kwargs = _split(options)
-    request = _Request(model, input_ids, generation_config, inputs_tensor, model_kwargs)
-    request.check()
+    call = _Call(model, input_ids, generation_config, inputs_tensor, model_kwargs)
+    call.check()
     for name, judge in (("rerank", rerank), ("embed", embed)):
         if judge is not None and text_tokenizer is None:
             raise OptionError(f"{name} judges texts: give text_tokenizer=tokenizer too")
@@ -99,30 +101,36 @@ def generate(
     finish = Finish(
         rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
     )
-    lm = request.language_model(text_tokenizer)
-    run = Run(
+    lm = call.language_model(text_tokenizer)
+    requests = requests_of(
         lm,
-        request.prompts(),
-        request.search_config(settings),
+        call.prompts(),
+        call.search_config(settings),
         Hooks(
             logits_processor or (),
             [one for one in stopping_criteria or () if type(one).__name__ != "MaxLengthCriteria"],
             counted_length=input_ids.shape[1],
-            eos_ids=request.eos_ids(lm.backend.vocab_size),
+            eos_ids=call.eos_ids(lm.backend.vocab_size),
         ),
+        keep_tree=False,
     )
+    scheduler = Scheduler(len(requests))
+    outcomes = Outcomes(requests, scheduler)
     with _evaluated(model):
-        for _ in run:
-            pass
+        for request in requests:
+            scheduler.add(request)
+        while scheduler.has_work:
+            for update in scheduler.step():
+                outcomes.note(update)
     exponent = None if "rank_by" in settings else float(generation_config.length_penalty)
-    found = [_ranked(result, exponent) for result in run.results(keep_tree=False)]
+    found = [_ranked(result, exponent) for result in outcomes.results()]
     if rerank is not None:
         found = [_readable(result, lm) for result in found]
-    return request.output([finish(result).hypotheses for result in found], num_texts)
+    return call.output([finish(result).hypotheses for result in found], num_texts)
 
 
 @dataclass
-class _Request:
+class _Call:
     """What `generate` hands over; its rows are repeated `repeats` times for beams."""
 
     model: Any
@@ -165,16 +173,14 @@ class _Request:
         """Wrap the model; what is learnt of it stays with it for the next call."""
         backend = self.model.__dict__.get("_bestk_backend")
         # A vocabulary that has grown since is another model's.
-        if backend is None or backend.vocab_size != backend.checkpoint.vocab_size:
+        if backend is None or backend.vocab_size != backend.model.vocab_size:
             backend = self._backend()
             self.model.__dict__["_bestk_backend"] = backend
-        if self.is_encoder_decoder:
-            encoded: Any = EncodedBackend(backend, self._encoded(backend.device))
-            return EncoderDecoderModel(encoded, tokenizer)
-        return LanguageModel(backend, tokenizer)
+        kind = EncoderDecoderModel if self.is_encoder_decoder else LanguageModel
+        return kind(backend, tokenizer)
 
-    def prompts(self) -> list[list[int]]:
-        """Return what the model reads, without padding: the prompts, or the encoder's sources."""
+    def prompts(self) -> list[Any]:
+        """Return what the model reads, without padding: the prompts, or what was encoded."""
         ids = self.input_ids[:: self.repeats]
         if self.is_encoder_decoder and self.inputs_tensor is not None:
             ids = self.inputs_tensor
@@ -184,10 +190,10 @@ class _Request:
                 )
             ids = ids.clamp(min=0)  # generate invents −100 where only encoder_outputs were given
         mask = self._mask()
-        if mask is None:
-            rows: list[list[int]] = ids.tolist()
-            return rows
-        return [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+        rows: list[list[int]] = ids.tolist()
+        if mask is not None:
+            rows = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+        return self._encoded(rows) if self.is_encoder_decoder else rows
 
     def search_config(self, settings: dict[str, Any]) -> SearchConfig:
         """Build the settings of the search from the options and generate's config."""
@@ -244,13 +250,14 @@ class _Request:
 
     def _backend(self) -> Any:
         if not self.is_encoder_decoder:
-            return CausalBackend(self.model)
+            return DecoderOnlyBackend(self.model)
         # The sources bring their decoder ids, and generate's processors rule tokens out.
         start = self.input_ids[0].tolist()
-        return Seq2SeqBackend(self.model, decoder_prompt=start, has_rules=False)
+        return EncoderDecoderBackend(self.model, decoder_prompt=start, has_rules=False)
 
-    def _encoded(self, device: torch.device) -> list[Encoded]:
+    def _encoded(self, ids: Sequence[Sequence[int]]) -> list[Encoded]:
         """Return every source as generate has encoded it, without padding on either side."""
+        device = next(self.model.parameters()).device
         output, mask = self.kwargs["encoder_outputs"], self._mask()
         hidden, starts = output.last_hidden_state, self.input_ids.tolist()
         if mask is None:
@@ -261,11 +268,12 @@ class _Request:
                 f"fit what the encoder returned, {tuple(hidden.shape[:2])}: use bestk.search"
             )
         return [
-            Encoded(row[keep][None], None, [start], type(output))
-            for row, keep, start in zip(
+            Encoded(row[keep][None], None, [start], type(output), source)
+            for row, keep, start, source in zip(
                 hidden[:: self.repeats].to(device),
                 mask.to(device),
                 starts[:: self.repeats],
+                ids,
                 strict=True,
             )
         ]
@@ -285,27 +293,6 @@ class _Request:
         of_decoder = self.kwargs.get("decoder_attention_mask")
         if of_decoder is not None and not bool(of_decoder.bool().all()):
             raise OptionError("bestk.generate cannot hide decoder tokens: unpad decoder_input_ids")
-
-
-class EncodedBackend:
-    """An encoder-decoder over sources that `generate` has encoded, each with its decoder ids."""
-
-    def __init__(self, backend: Seq2SeqBackend, sources: Sequence[Encoded]) -> None:
-        self.backend = backend
-        self.sources = sources
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
-
-    @property
-    def decoder_prompt(self) -> tuple[int, ...]:
-        """Return the decoder ids of the first source: all have one length."""
-        return tuple(self.sources[0].prompts[0])
-
-    def start(self, prompts: Sequence[Any], room: Any, shaper: Any = None) -> Any:
-        """Open a session over what was encoded; the sources themselves are not read again."""
-        assert len(prompts) == len(self.sources)
-        return self.backend.start(self.sources, room, shaper)
 
 
 @contextlib.contextmanager
@@ -346,7 +333,8 @@ def _ranked(result: SearchResult, exponent: float | None) -> SearchResult:
 
 def _readable(result: SearchResult, lm: LanguageModel) -> SearchResult:
     """Give rerankers the prompt as text."""
-    (text,) = lm.decode([result.prompt])
+    ids = result.prompt.ids if isinstance(result.prompt, Encoded) else result.prompt
+    (text,) = lm.decode([ids])
     return dataclasses.replace(result, prompt=text)
 
 

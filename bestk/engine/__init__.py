@@ -1,1 +1,1 @@
-"""Who runs, and what goes through the model."""
+"""Who runs, and what goes through the model: requests, batches, and the one loop."""

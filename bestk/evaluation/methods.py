@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.baselines import METHODS, BestK, Method, Sampling, check_method, method_of, run_method
+from bestk.baselines import METHODS, Method, Sampling, Scored, check_method, method_of, run_method
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, unknown
 from bestk.lm.language_model import LanguageModel
@@ -162,7 +162,7 @@ def groups() -> dict[str, list[str]]:
 
 def _method(base: str) -> tuple[Method, str]:
     if base.lower() == "bks":
-        return BestK(), "BKS"
+        return Scored(), "BKS"
     for name, method in METHODS.items():
         if base.lower() == name.lower():
             return method, name
@@ -188,7 +188,7 @@ def _check(name: str, method: Method, options: dict[str, Any], num_draws: Any) -
         raise OptionError(f"method {name!r}: num_draws is for samplers, such as Ncls0.8")
     if "max_new_tokens" in options:
         raise OptionError(f"method {name!r}: the task sets max_new_tokens, for all methods alike")
-    is_fixed = isinstance(method, BestK) and method.scoring is not None
+    is_fixed = isinstance(method, Scored) and method.scoring is not None
     if is_fixed and options.keys() & {"scoring", "length_alpha"}:
         raise OptionError(f"method {name!r}: its scoring is in its name, use BKS to choose another")
     fields = {field.name for field in dataclasses.fields(SearchConfig)}

@@ -213,13 +213,12 @@ def _facts(
 
 def _arithmetic(lm: LanguageModel) -> dict[str, Any]:
     """Name what a model's numbers depend on besides its weights, as far as its backend says."""
-    backend: Any = lm.backend
-    checkpoint = getattr(backend, "checkpoint", None)
+    facts = lm.backend.facts()
     return {
-        "dtype": str(getattr(checkpoint, "dtype", "")).removeprefix("torch."),
-        "device": backend.device.type,
+        "dtype": facts["dtype"],
+        "device": facts["device"],
         "source_language": getattr(lm, "src_lang", None),
-        "decoder_prompt": list(getattr(backend, "decoder_prompt", ())),
+        "decoder_prompt": facts.get("decoder_prompt", []),
     }
 
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bestk.errors import OptionError, PromptError, unknown
-from bestk.lm.language_model import Features, LanguageModel, Prompt
+from bestk.lm.language_model import Features, LanguageModel
 
 if TYPE_CHECKING:
-    from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend
+    from bestk.backends.transformers.encoder_decoder import EncoderDecoderBackend
 
 
 class EncoderDecoderModel(LanguageModel):
@@ -23,11 +23,11 @@ class EncoderDecoderModel(LanguageModel):
     `src_lang` is the language of the sources, by default the tokenizer's own.
     """
 
-    backend: Seq2SeqBackend
+    backend: EncoderDecoderBackend
 
     def __init__(
         self,
-        backend: Seq2SeqBackend,
+        backend: EncoderDecoderBackend,
         tokenizer: Any = None,
         name: str | None = None,
         src_lang: str | None = None,
@@ -35,15 +35,19 @@ class EncoderDecoderModel(LanguageModel):
         super().__init__(backend, tokenizer, name)
         self.src_lang = src_lang
 
-    def encode(self, prompt: Prompt) -> Any:
+    def encode(self, prompt: Any) -> Any:
         """Turn a source into token ids, or into the tensor of its features."""
+        from bestk.backends.transformers.sources import Encoded
+
+        if isinstance(prompt, Encoded):
+            return prompt
         if isinstance(prompt, Features):
-            if self.backend.reads_text:
+            if self.backend.model.reads_text:
                 raise PromptError(f"model {self.name} reads text, not features: give a string")
             return prompt.tensor()
-        if not self.backend.reads_text:
+        if not self.backend.model.reads_text:
             raise PromptError(
-                f"model {self.name} reads {self.backend.checkpoint.source_input}, not text: give "
+                f"model {self.name} reads {self.backend.model.source_input}, not text: give "
                 "bestk.Features of what its processor returns"
             )
         with self._source_language():
@@ -51,18 +55,24 @@ class EncoderDecoderModel(LanguageModel):
 
     def check_length(self, ids: Any, max_new_tokens: int) -> None:
         """Refuse a source that is too long for the encoder, or texts too long for the decoder."""
-        limit = self.backend.max_source_length
+        limit = self.backend.capabilities.max_source_length
         if limit is not None and len(ids) > limit:
             raise PromptError(
                 f"the source has {len(ids)} tokens, at most {limit} fit into {self.name}: shorten "
                 f"it, or give its first {limit} token ids"
             )
-        limit, start = self.backend.max_length, len(self.backend.decoder_prompt)
+        limit, start = self.backend.capabilities.max_length, self.context_length(ids)
         if limit is not None and start + max_new_tokens > limit:
             raise OptionError(
                 f"max_new_tokens must be at most {limit - start} for {self.name} (its decoder has "
                 f"{limit} positions, {start} taken by its prompt), got {max_new_tokens}"
             )
+
+    def context_length(self, ids: Any) -> int:
+        """Count the decoder's tokens before a text."""
+        from bestk.backends.transformers.sources import Encoded
+
+        return len(ids.prompts[0] if isinstance(ids, Encoded) else self.backend.decoder_prompt)
 
     @contextmanager
     def _source_language(self) -> Iterator[None]:
@@ -88,7 +98,7 @@ def make_encoder_decoder(
 ) -> EncoderDecoderModel:
     """Wrap an encoder-decoder; its texts start as its generation config or `tgt_lang` says."""
     from bestk.backends.transformers.decoder_prompt import decoder_prompt as usual_prompt
-    from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend
+    from bestk.backends.transformers.encoder_decoder import EncoderDecoderBackend
 
     known = languages(model, tokenizer)
     for option, language in (("src_lang", src_lang), ("tgt_lang", tgt_lang)):
@@ -105,7 +115,9 @@ def make_encoder_decoder(
         raise OptionError("give tgt_lang or decoder_prompt, not both")
     else:
         prompt = _checked_prompt(decoder_prompt)
-    return EncoderDecoderModel(Seq2SeqBackend(model, name, prompt), tokenizer, src_lang=src_lang)
+    return EncoderDecoderModel(
+        EncoderDecoderBackend(model, name, prompt), tokenizer, src_lang=src_lang
+    )
 
 
 def languages(model: Any, tokenizer: Any) -> dict[str, int]:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
 from bestk.backends.base import Backend
-from bestk.engine.lanes import LanesCache
 from bestk.errors import ModelError, PromptError
 from bestk.lm.token_text import token_pieces
 
@@ -60,7 +59,6 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.name = name or backend.name
-        self.lanes = LanesCache()
         self._pieces: dict[int, str] = {}
 
     @property
@@ -148,12 +146,16 @@ class LanguageModel:
 
     def check_length(self, ids: Sequence[int], max_new_tokens: int) -> None:
         """Refuse a prompt that leaves no room for the text."""
-        limit = self.backend.max_length
+        limit = self.backend.capabilities.max_length
         if limit is not None and len(ids) + max_new_tokens > limit:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, at most {max(limit - max_new_tokens, 0)} fit "
                 f"({limit} of the model less max_new_tokens={max_new_tokens}): shorten either"
             )
+
+    def context_length(self, ids: Any) -> int:
+        """Count the tokens that stand before the first generated one."""
+        return len(ids)
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:

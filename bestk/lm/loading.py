@@ -107,7 +107,7 @@ def from_transformers(
     `decoder_prompt` are the token ids that an encoder-decoder's texts start with, in place of those
     that its generation config asks for.
     """
-    from bestk.backends.transformers.decoder_only import CausalBackend
+    from bestk.backends.transformers.decoder_only import DecoderOnlyBackend
 
     if not hasattr(model, "forward") or not hasattr(model, "config"):
         raise ModelError(f"a transformers model has forward and config, got {type(model).__name__}")
@@ -127,7 +127,7 @@ def from_transformers(
             raise OptionError(
                 f"{option} is for encoder-decoders, {type(model).__name__} is none: leave it out"
             )
-    return LanguageModel(CausalBackend(model, name), tokenizer)
+    return LanguageModel(DecoderOnlyBackend(model, name), tokenizer)
 
 
 def source_of(name: str) -> str:

@@ -1,7 +1,8 @@
-"""What every node of a group has said so far, as one tensor: the ids that processors look at.
+"""What every node has said so far, as one tensor: the ids that processors look at.
 
-`Contexts` holds what stands before the first generated token of every search, `Prefixes` adds the
-nodes' own tokens. A context is padded on the left, so that it and a node's tokens are one piece:
+`ContextTable` holds what stands before the first generated token of every search, a row each, so
+that a search can take the place of another; `NodeContext` adds the nodes' own tokens. A row is
+padded on the left, so that it and a node's tokens are one piece:
 
     context [2, 3]: − − 7 8      prefix of a node at depth 2: 5 6 −      ids: − − 7 8 5 6 −
 """
@@ -16,38 +17,48 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Group
+from bestk.nodes import NodeBatch
 
 NOTHING = -1  # no token here
 
 
-class Contexts:
-    """The ids before the first generated one of every search, never empty.
+class ContextTable:
+    """The ids before the first generated one of every search.
 
     With an encoder-decoder they are the decoder's prompt; `sources` are then what the encoder read,
-    otherwise the same ids. `counted` is how long `generate` takes all contexts to be: it counts the
-    padding of a batch, a search does not. Filled once the session knows the decoder's prompts.
+    otherwise the same ids. `counted` is how long `generate` takes a context to be: it counts the
+    padding of a batch, a search does not. `number` is the prompt's place among the caller's.
     """
 
-    ids: Int[Tensor, "batch context"]
-    sources: Int[Tensor, "batch source"]
-    lengths: Int[Tensor, " batch"]
-    counted: Int[Tensor, " batch"]
-
-    def __init__(self, device: torch.device, counted: int | None = None) -> None:
-        self.device = device
-        self.counted_length = counted
+    def __init__(self, batch: int, device: torch.device, width: int = 0) -> None:
+        whole = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.ids: Int[Tensor, "batch context"] = whole.new_full((batch, width), NOTHING)
+        self.sources: Int[Tensor, "batch source"] = self.ids.clone()
+        self.lengths: Int[Tensor, " batch"] = whole
+        self.counted: Int[Tensor, " batch"] = whole.clone()
+        self.number: Int[Tensor, " batch"] = whole.clone()
 
     def fill(
-        self, contexts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None = None
+        self,
+        row: int,
+        context: Sequence[int],
+        source: Sequence[int],
+        counted: int | None = None,
+        number: int = 0,
     ) -> None:
-        """Say what stands before each search, and what its encoder read if it has one."""
-        assert all(len(context) for context in contexts)
-        self.ids = _pad_left(contexts, self.device)
-        self.sources = self.ids if sources is None else _pad_left(sources, self.device)
-        self.lengths = torch.tensor([len(context) for context in contexts], device=self.device)
-        counted = self.counted_length
-        self.counted = self.lengths if counted is None else torch.full_like(self.lengths, counted)
+        """Put a search's ids into its row."""
+        assert len(context), "a text follows on something"
+        self.ids = _filled(self.ids, row, context)
+        self.sources = _filled(self.sources, row, source)
+        self.lengths[row] = len(context)
+        self.counted[row] = len(context) if counted is None else counted
+        self.number[row] = number
+
+    def take(self, rows: Tensor) -> ContextTable:
+        """Return the rows of some searches."""
+        other = ContextTable.__new__(ContextTable)
+        other.__dict__ |= {name: column[rows] for name, column in vars(self).items()}
+        return other
 
     @property
     def width(self) -> int:
@@ -55,43 +66,43 @@ class Contexts:
         return self.ids.shape[1]
 
 
-class Prefixes:
-    """The whole prefixes of a group's nodes."""
+class NodeContext:
+    """The whole prefixes of some nodes."""
 
-    def __init__(self, contexts: Contexts, group: Group) -> None:
+    def __init__(self, contexts: ContextTable, nodes: NodeBatch) -> None:
         self.contexts = contexts
-        self.group = group
+        self.nodes = nodes
 
     @cached_property
-    def ids(self) -> Int[Tensor, "batch group width"]:
+    def ids(self) -> Int[Tensor, "batch nodes width"]:
         """All ids, −1 before and after."""
-        prefix = self.group.prefix
+        prefix = self.nodes.prefix
         context = self.contexts.ids[:, None].expand(-1, prefix.shape[1], -1)
         return torch.cat([context, prefix], dim=2)
 
     @cached_property
-    def seen(self) -> Int[Tensor, "batch group width"]:
+    def seen(self) -> Int[Tensor, "batch nodes width"]:
         """All ids, gaps filled with an id that is there anyway: safe to gather and scatter by."""
         return self.ids.where(self.ids >= 0, self.contexts.ids[:, -1, None, None])
 
     @property
-    def depth(self) -> Int[Tensor, "batch group"]:
+    def depth(self) -> Int[Tensor, "batch nodes"]:
         """Count the generated tokens."""
-        return self.group.depth
+        return self.nodes.depth
 
     @property
-    def length(self) -> Int[Tensor, "batch group"]:
+    def length(self) -> Int[Tensor, "batch nodes"]:
         """Count all tokens, as `generate` would."""
-        return self.contexts.counted[:, None] + self.group.depth
+        return self.contexts.counted[:, None] + self.nodes.depth
 
-    def tail(self, size: int) -> Int[Tensor, "batch group size"]:
+    def tail(self, size: int) -> Int[Tensor, "batch nodes size"]:
         """Return the last tokens of every node, −1 where it has fewer."""
         back = torch.arange(-size, 0, device=self.depth.device)
         place = self.contexts.width + self.depth[..., None] + back
         return self.ids.gather(2, place.clamp(min=0)).where(place >= 0, NOTHING)
 
     def by_length(
-        self, wanted: Bool[Tensor, "batch group"]
+        self, wanted: Bool[Tensor, "batch nodes"]
     ) -> Iterator[tuple[Tensor, Tensor, Int[Tensor, "nodes length"]]]:
         """Yield rows, places and exact ids of the wanted nodes, those of equal length together."""
         rows, places = wanted.nonzero(as_tuple=True)
@@ -105,8 +116,8 @@ class Prefixes:
 
 
 @runtime_checkable
-class Step(Protocol):
-    """One processor: changes the scores of a whole group, in place if it likes.
+class LogitsProcessor(Protocol):
+    """Changes the scores of many nodes at once, in place if it likes.
 
     `is_static` says that it is a fixed sequence of tensor operations: a CUDA graph can hold it.
     """
@@ -114,35 +125,19 @@ class Step(Protocol):
     is_static: bool
 
     def __call__(
-        self, prefixes: Prefixes, scores: Float[Tensor, "batch group vocab"]
-    ) -> Float[Tensor, "batch group vocab"]:
+        self, context: NodeContext, scores: Float[Tensor, "batch nodes vocab"]
+    ) -> Float[Tensor, "batch nodes vocab"]:
         """Return new scores; −inf forbids a token."""
         ...
 
 
-class Pipeline:
-    """A shaper that applies its steps in order, writing into the log-probabilities it is given."""
-
-    def __init__(self, contexts: Contexts, steps: Sequence[Step]) -> None:
-        self.contexts = contexts
-        self.steps = tuple(steps)
-
-    @property
-    def is_static(self) -> bool:
-        """Say whether every step is a fixed sequence of tensor operations."""
-        return all(step.is_static for step in self.steps)
-
-    def __call__(
-        self, group: Group, log_probs: Float[Tensor, "batch group vocab"]
-    ) -> Float[Tensor, "batch group vocab"]:
-        """Apply all steps to the distributions of a group."""
-        prefixes = Prefixes(self.contexts, group)
-        for step in self.steps:
-            log_probs = step(prefixes, log_probs)
-        return log_probs
-
-
-def _pad_left(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    width = max(map(len, sequences))
-    rows = [[*[NOTHING] * (width - len(row)), *row] for row in sequences]
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+def _filled(table: Tensor, row: int, ids: Sequence[int]) -> Tensor:
+    """Put ids at the right end of a row; the table grows to the left where it must."""
+    if len(ids) > table.shape[1]:
+        wider = table.new_full((len(table), len(ids)), NOTHING)
+        wider[:, len(ids) - table.shape[1] :] = table
+        table = wider
+    start = table.shape[1] - len(ids)
+    table[row, :start] = NOTHING
+    table[row, start:] = torch.tensor(ids, dtype=torch.int64)
+    return table

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.processors.base import Prefixes
+from bestk.processors.base import NodeContext
 
-Scores = Float[Tensor, "batch group vocab"]
+Scores = Float[Tensor, "batch nodes vocab"]
 
 # On a CPU a full sort of the vocabulary costs more than all the rest, and the likeliest few tokens
 # nearly always hold the mass that top-p asks for.
@@ -30,7 +30,7 @@ class Temperature:
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         return scores.div_(self.temperature)
 
 
@@ -42,7 +42,7 @@ class TopK:
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         least = scores.topk(min(self.top_k, scores.shape[-1])).values[..., -1:]
         return scores.masked_fill_(scores < least, -math.inf)
 
@@ -56,7 +56,7 @@ class TopP:
 
     is_static = True  # on a GPU, where the whole vocabulary is sorted
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         vocab = scores.shape[-1]
         total = scores.logsumexp(dim=-1, keepdim=True)
         total = total.masked_fill(total == -math.inf, 0.0)
@@ -86,7 +86,7 @@ class MinP:
         self.log_share = math.log(min_p) if min_p > 0 else -math.inf
         self.min_tokens = min_tokens
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         best = scores.topk(min(self.min_tokens, scores.shape[-1])).values
         least = torch.minimum(best[..., :1] + self.log_share, best[..., -1:])
         return scores.masked_fill_(scores < least, -math.inf)
@@ -100,8 +100,8 @@ class RepetitionPenalty:
     def __init__(self, penalty: float) -> None:
         self.penalty = penalty
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
-        return _penalise(scores, prefixes.seen, self.penalty)
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        return _penalise(scores, context.seen, self.penalty)
 
 
 class SourcePenalty:
@@ -112,8 +112,8 @@ class SourcePenalty:
     def __init__(self, penalty: float) -> None:
         self.penalty = 1 / penalty
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
-        source = prefixes.contexts.sources
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        source = context.contexts.sources
         source = source.where(source >= 0, source[:, -1:])
         seen = source[:, None].expand(-1, scores.shape[1], -1)
         return _penalise(scores, seen, self.penalty)
@@ -128,13 +128,13 @@ class NoRepeatNGram:
         self.size = size
         self.of_source = of_source
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
-        ids = prefixes.contexts.sources[:, None] if self.of_source else prefixes.ids
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        ids = context.contexts.sources[:, None] if self.of_source else context.ids
         if ids.shape[2] < self.size:
             return scores
-        windows = ids.unfold(2, self.size, 1)  # [batch, group, windows, size]
+        windows = ids.unfold(2, self.size, 1)  # [batch, nodes, windows, size]
         first, last = windows[..., 0], windows[..., -1]
-        tail = prefixes.tail(self.size - 1)
+        tail = context.tail(self.size - 1)
         repeats = (windows[..., :-1] == tail[:, :, None]).all(dim=-1) & (first >= 0) & (last >= 0)
         ban = scores.new_zeros(repeats.shape).masked_fill_(repeats, -math.inf)
         return scores.scatter_add_(2, last.clamp(min=0).expand(repeats.shape), ban)
@@ -157,12 +157,12 @@ class SequenceBias:
         self.last = torch.tensor([ids[-1] for ids in longer], dtype=torch.int64, device=device)
         self.bias = torch.tensor(list(longer.values()), device=device)
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         if len(self.single_ids):
             scores[..., self.single_ids] += self.single_bias.to(scores.dtype)
         if self.size:
-            tail = prefixes.tail(self.size)[:, :, None]
-            fits = ((tail == self.heads) | (self.heads == -2)).all(dim=-1)  # [batch, group, heads]
+            tail = context.tail(self.size)[:, :, None]
+            fits = ((tail == self.heads) | (self.heads == -2)).all(dim=-1)  # [batch, nodes, heads]
             bias = torch.where(fits, self.bias.to(scores.dtype), 0.0)
             scores.scatter_add_(2, self.last.expand(fits.shape), bias)
         return scores
@@ -185,10 +185,10 @@ class Suppress:
         self.at_length = at_length
         self.at_depth = at_depth
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         if self.at_length is None and self.at_depth is None:
             return scores.index_fill_(2, self.ids, -math.inf)
-        here = _is_at(prefixes, self.at_length, self.at_depth)
+        here = _is_at(context, self.at_length, self.at_depth)
         scores[..., self.ids] = scores[..., self.ids].masked_fill(here[..., None], -math.inf)
         return scores
 
@@ -210,8 +210,8 @@ class Force:
         self.at_length = at_length
         self.at_depth = at_depth
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
-        here = _is_at(prefixes, self.at_length, self.at_depth)[..., None]
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        here = _is_at(context, self.at_length, self.at_depth)[..., None]
         scores.masked_fill_(here, -math.inf)
         scores[..., self.ids] = scores[..., self.ids].masked_fill(here, 0.0)
         return scores
@@ -226,8 +226,8 @@ class MinLength:
         self.min_length = length
         self.ids = torch.tensor(list(eos_ids), dtype=torch.int64, device=device)
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
-        short = (prefixes.length < self.min_length)[..., None]
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        short = (context.length < self.min_length)[..., None]
         scores[..., self.ids] = scores[..., self.ids].masked_fill(short, -math.inf)
         return scores
 
@@ -244,8 +244,8 @@ class ExponentialDecayLength:
         self.factor = factor
         self.ids = torch.tensor(list(eos_ids), dtype=torch.int64, device=device)
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
-        late = (prefixes.length - self.start).clamp(min=0)[..., None]
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        late = (context.length - self.start).clamp(min=0)[..., None]
         old = scores[..., self.ids]
         raised = old + old.abs() * (torch.pow(self.factor, late.to(scores.dtype)) - 1)
         scores[..., self.ids] = torch.where(old.isfinite(), raised, old)
@@ -257,7 +257,7 @@ class Normalise:
 
     is_static = True
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         total = scores.logsumexp(dim=-1, keepdim=True)
         return scores.sub_(total.masked_fill(total == -math.inf, 0.0))
 
@@ -267,19 +267,19 @@ class RemoveInvalid:
 
     is_static = True
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         return scores.nan_to_num_(nan=0.0)
 
 
-def _penalise(scores: Scores, seen: Int[Tensor, "batch group seen"], penalty: float) -> Scores:
+def _penalise(scores: Scores, seen: Int[Tensor, "batch nodes seen"], penalty: float) -> Scores:
     value = scores.gather(2, seen)
     return scores.scatter_(2, seen, torch.where(value < 0, value * penalty, value / penalty))
 
 
 def _is_at(
-    prefixes: Prefixes, length: int | None, depth: int | None
-) -> Bool[Tensor, "batch group"]:
+    context: NodeContext, length: int | None, depth: int | None
+) -> Bool[Tensor, "batch nodes"]:
     if length is not None:
-        return prefixes.length == length
+        return context.length == length
     assert depth is not None
-    return prefixes.depth == depth
+    return context.depth == depth

@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bestk.errors import OptionError
-from bestk.processors.base import Prefixes
+from bestk.processors.base import NodeContext
 
-Scores = Float[Tensor, "batch group vocab"]
+Scores = Float[Tensor, "batch nodes vocab"]
 
 # transformers' own processors that keep state from call to call, or need the rows of one batch.
 STATEFUL = frozenset(
@@ -46,10 +46,10 @@ class Foreign:
         self.processor = processor
         self.name = type(processor).__name__
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
-        for rows, places, ids in prefixes.by_length(prefixes.group.is_valid):
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        for rows, places, ids in context.by_length(context.nodes.is_valid):
             old = scores[rows, places]
-            again = old.clone() if not bool(prefixes.depth.any()) else None
+            again = old.clone() if not bool(context.depth.any()) else None
             new = self._ask(ids, old)
             if again is not None and not torch.equal(new, self._ask(ids, again)):
                 raise OptionError(
@@ -77,10 +77,10 @@ class RowWise:
     def __init__(self, processor: Callable[[Any, Tensor], Tensor]) -> None:
         self.processor = processor
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         flat = scores.flatten(0, 1)
         # A row without any token left breaks entropies; what a place without a node holds is noise.
-        usable = prefixes.group.is_valid.flatten() & (flat > -math.inf).any(dim=1)
+        usable = context.nodes.is_valid.flatten() & (flat > -math.inf).any(dim=1)
         flat[usable] = self.processor(None, flat[usable])
         return flat.view_as(scores)
 
@@ -90,16 +90,16 @@ class AllowedTokens:
 
     is_static = False
 
-    def __init__(self, allowed: Callable[[int, Tensor], Iterable[int]], first: int = 0) -> None:
+    def __init__(self, allowed: Callable[[int, Tensor], Iterable[int]]) -> None:
         self.allowed = allowed
-        self.first = first  # the batch id of the first search
 
-    def __call__(self, prefixes: Prefixes, scores: Scores) -> Scores:
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         keep = torch.zeros_like(scores, dtype=torch.bool)
-        for rows, places, ids in prefixes.by_length(prefixes.group.is_valid):
+        numbers = context.contexts.number.tolist()
+        for rows, places, ids in context.by_length(context.nodes.is_valid):
             nodes = zip(rows.tolist(), places.tolist(), ids, strict=True)
             for row, place, prefix in nodes:
-                tokens = torch.as_tensor(list(self.allowed(self.first + row, prefix)))
+                tokens = torch.as_tensor(list(self.allowed(numbers[row], prefix)))
                 keep[row, place, tokens.to(keep.device, torch.int64)] = True
         return scores.masked_fill_(~keep, -math.inf)
 

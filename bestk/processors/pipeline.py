@@ -1,4 +1,4 @@
-"""What callers hang into a search besides its settings, and the shaper made of both.
+"""What callers hang into a search besides its settings, and the processors made of both.
 
 Knows the order in which `generate` applies processors, and keeps it.
 """
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
-from bestk.processors import builtin as steps
-from bestk.processors.base import Step
+from bestk.processors import builtin
+from bestk.processors.base import LogitsProcessor
 from bestk.processors.foreign import AllowedTokens
-from bestk.processors.translate import Setting, translate
+from bestk.processors.translate import Target, translate
 
 AllowedTokensFn = Callable[[int, Tensor], Iterable[int]]
 
@@ -26,20 +26,19 @@ AllowedTokensFn = Callable[[int, Tensor], Iterable[int]]
 class Hooks:
     """Objects that see every node: as `generate` takes them.
 
-    `first` is the number of the first prompt among all that the caller gave. The drop-in alone sets
-    `counted_length`, how long `generate` takes its padded prompts to be, and `eos_ids`, which then
-    replace the model's own.
+    The drop-in alone sets `counted_length`, how long `generate` takes its padded prompts to be, and
+    `eos_ids`, which then replace the model's own.
     """
 
     logits_processor: Sequence[Any] = ()
     stopping_criteria: Sequence[Any] = ()
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None
-    first: int = 0
+    constraints: Sequence[Any] = ()
     counted_length: int | None = None
     eos_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("logits_processor", "stopping_criteria"):
+        for name in ("logits_processor", "stopping_criteria", "constraints"):
             value = getattr(self, name)
             if not isinstance(value, Sequence):
                 raise OptionError(f"{name} must be a list, got {type(value).__name__}")
@@ -54,12 +53,12 @@ class Hooks:
     @property
     def names(self) -> tuple[str, ...]:
         """Name the objects, for signatures."""
-        objects = [*self.logits_processor, *self.stopping_criteria]
+        objects = [*self.logits_processor, *self.stopping_criteria, *self.constraints]
         names = [getattr(one, "__name__", type(one).__name__) for one in objects]
         return (*names, "prefix_allowed_tokens_fn") if self.prefix_allowed_tokens_fn else (*names,)
 
 
-def shaping_steps(
+def processors_of(
     config: SearchConfig,
     hooks: Hooks,
     *,
@@ -67,41 +66,41 @@ def shaping_steps(
     vocab_size: int,
     eos_ids: Sequence[int],
     tokenizer: Any = None,
-) -> list[Step]:
+) -> list[LogitsProcessor]:
     """List the processors of a search in the order of `generate`."""
     _check_ids(config, vocab_size)
     bad_words = {*config.bad_words_ids, *_word_ids(config.bad_words, tokenizer, vocab_size)}
     bad_words -= {(token,) for token in eos_ids}
-    setting = Setting(device, vocab_size, hooks.first, hooks.counted_length is not None)
+    target = Target(device, vocab_size, hooks.counted_length is not None)
     allowed = hooks.prefix_allowed_tokens_fn
-    found: list[Step | bool | None] = [
+    found: list[LogitsProcessor | bool | None] = [
         config.encoder_repetition_penalty != 1
-        and steps.SourcePenalty(config.encoder_repetition_penalty),
-        config.repetition_penalty != 1 and steps.RepetitionPenalty(config.repetition_penalty),
+        and builtin.SourcePenalty(config.encoder_repetition_penalty),
+        config.repetition_penalty != 1 and builtin.RepetitionPenalty(config.repetition_penalty),
         config.no_repeat_ngram_size is not None
-        and steps.NoRepeatNGram(config.no_repeat_ngram_size),
+        and builtin.NoRepeatNGram(config.no_repeat_ngram_size),
         config.encoder_no_repeat_ngram_size is not None
-        and steps.NoRepeatNGram(config.encoder_no_repeat_ngram_size, of_source=True),
-        bool(bad_words) and steps.SequenceBias(dict.fromkeys(bad_words, -torch.inf), device),
-        allowed is not None and AllowedTokens(allowed, hooks.first),
+        and builtin.NoRepeatNGram(config.encoder_no_repeat_ngram_size, of_source=True),
+        bool(bad_words) and builtin.SequenceBias(dict.fromkeys(bad_words, -torch.inf), device),
+        allowed is not None and AllowedTokens(allowed),
         config.forced_bos_token_id is not None
-        and steps.Force([config.forced_bos_token_id], device, at_depth=0),
+        and builtin.Force([config.forced_bos_token_id], device, at_depth=0),
         bool(config.forced_eos_token_id)
-        and steps.Force(config.forced_eos_token_id, device, at_depth=config.max_new_tokens - 1),
-        bool(config.suppress_tokens) and steps.Suppress(config.suppress_tokens, device),
+        and builtin.Force(config.forced_eos_token_id, device, at_depth=config.max_new_tokens - 1),
+        bool(config.suppress_tokens) and builtin.Suppress(config.suppress_tokens, device),
         bool(config.begin_suppress_tokens)
-        and steps.Suppress(
+        and builtin.Suppress(
             config.begin_suppress_tokens,
             device,
             at_depth=0 if config.forced_bos_token_id is None else 1,
         ),
-        *(translate(processor, setting) for processor in hooks.logits_processor),
-        config.temperature != 1 and steps.Temperature(config.temperature),
-        config.top_k is not None and steps.TopK(config.top_k),
-        config.top_p is not None and steps.TopP(config.top_p),
-        config.min_p is not None and steps.MinP(config.min_p),
+        *(translate(processor, target) for processor in hooks.logits_processor),
+        config.temperature != 1 and builtin.Temperature(config.temperature),
+        config.top_k is not None and builtin.TopK(config.top_k),
+        config.top_p is not None and builtin.TopP(config.top_p),
+        config.min_p is not None and builtin.MinP(config.min_p),
     ]
-    return [step for step in found if step is not None and not isinstance(step, bool)]
+    return [one for one in found if one is not None and not isinstance(one, bool)]
 
 
 def _word_ids(words: Sequence[str], tokenizer: Any, vocab_size: int) -> list[tuple[int, ...]]:

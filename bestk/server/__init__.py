@@ -1,1 +1,1 @@
-"""An HTTP server for searches: an engine that runs them together, an API, a page."""
+"""An HTTP server for searches: a loop that runs them together, an API, a page."""

@@ -14,8 +14,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from bestk.lm.language_model import LanguageModel
 from bestk.server import docs_page, errors, openai_api, pages, render_api, search_api
-from bestk.server.engine import Engine
 from bestk.server.limits import Limits
+from bestk.server.loop import SearchLoop
 from bestk.server.metrics import Measured, Metrics
 from bestk.server.security import Bounded, Guarded, Headed, HostChecked
 from bestk.server.service import Service
@@ -40,15 +40,15 @@ def create_app(
     access: Access | None = None,
     rerankers: Mapping[str, Any] | None = None,
 ) -> FastAPI:
-    """Make the application; its engine is `app.state.engine`, which somebody must start."""
+    """Make the application; its loop is `app.state.loop`, which somebody must start."""
     access, metrics = access or Access(), Metrics()
-    engine = Engine(limits, on_end=metrics.job_ended)
-    metrics.watch(engine)
-    service = Service(models=models, engine=engine, rerankers=rerankers or {})
+    loop = SearchLoop(limits, on_end=metrics.search_ended)
+    metrics.watch(loop)
+    service = Service(models=models, loop=loop, rerankers=rerankers or {})
     app = FastAPI(
         title="bestk", version=__version__, description=_ABOUT, docs_url=None, redoc_url=None
     )
-    app.state.engine = engine
+    app.state.loop = loop
     errors.install(app)
     app.include_router(openai_api.router(service))
     app.include_router(search_api.router(service, needs_token=access.token is not None))
@@ -56,7 +56,7 @@ def create_app(
     app.include_router(pages.router(service, metrics))
     docs_page.install(app)
     _document(app, has_token=access.token is not None)
-    _guard(app, engine.limits, access, metrics)
+    _guard(app, loop.limits, access, metrics)
     return app
 
 

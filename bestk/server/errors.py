@@ -22,7 +22,7 @@ from bestk.errors import (
     PromptError,
     SchemaError,
 )
-from bestk.server.jobs import BusyError, StoppingError
+from bestk.server.handle import BusyError, StoppingError
 
 logger = logging.getLogger("bestk.server")
 

@@ -25,13 +25,13 @@ from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.rerank import reranker_of
 from bestk.server.app import Access, create_app
-from bestk.server.engine import Engine
 from bestk.server.limits import Limits
+from bestk.server.loop import SearchLoop
 from bestk.server.security import LOOPBACK
 
 TOKEN_VARIABLE = "BESTK_TOKEN"
 
-# Seconds that uvicorn gets, after the grace period, to send what the engine had to say.
+# Seconds that uvicorn gets, after the grace period, to send what the loop had to say.
 _LAST_WORDS = 5
 _BACKLOG = 2048  # uvicorn's own
 
@@ -80,13 +80,13 @@ def serve(models: Sequence[LanguageModel], options: ServeOptions) -> None:
             file=sys.stderr,
             flush=True,
         )
-    engine: Engine = app.state.engine
-    engine.start()
+    loop: SearchLoop = app.state.loop
+    loop.start()
     try:
         server.run(sockets=[listening])
     finally:
-        engine.drain(0)
-        engine.join(_LAST_WORDS)
+        loop.drain(0)
+        loop.join(_LAST_WORDS)
 
 
 def make_server(app: FastAPI, options: ServeOptions) -> GracefulServer:
@@ -102,7 +102,7 @@ def make_server(app: FastAPI, options: ServeOptions) -> GracefulServer:
 
 
 class GracefulServer(uvicorn.Server):
-    """A web server that lets the engine's searches end before it does."""
+    """A web server that lets the loop's searches end before it does."""
 
     def __init__(self, config: uvicorn.Config, grace: float) -> None:
         super().__init__(config)
@@ -125,7 +125,7 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let what runs end, then close."""
         app: Any = self.config.app
-        await asyncio.to_thread(app.state.engine.drain, self.grace)
+        await asyncio.to_thread(app.state.loop.drain, self.grace)
         await super().shutdown(sockets)
 
 

@@ -1,6 +1,6 @@
 """What Prometheus asks for at /metrics: requests, searches, the queue, times.
 
-Counts what the web server and the engine tell it. Each server has a registry of its own.
+Counts what the web server and the loop tell it. Each server has a registry of its own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bestk.server.engine import Engine
-from bestk.server.jobs import Job
+from bestk.server.handle import Handle
+from bestk.server.loop import SearchLoop
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
@@ -52,23 +52,23 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, engine: Engine) -> None:
-        """Show an engine's queue and what it runs."""
+    def watch(self, loop: SearchLoop) -> None:
+        """Show a loop's queue and what it runs."""
         queue = Gauge("bestk_queue_length", "Searches that wait.", registry=self.registry)
-        queue.set_function(lambda: engine.num_waiting)
+        queue.set_function(lambda: loop.num_waiting)
         running = Gauge("bestk_searches_running", "Searches that run.", registry=self.registry)
-        running.set_function(lambda: engine.num_running)
+        running.set_function(lambda: loop.num_running)
 
-    def job_ended(self, job: Job) -> None:
+    def search_ended(self, handle: Handle) -> None:
         """Count a search, whatever became of it."""
-        model = job.order.lm.name
-        outcome = "failed" if job.error else "cancelled" if job.result is None else "done"
+        model = handle.call.lm.name
+        outcome = "failed" if handle.error else "cancelled" if handle.result is None else "done"
         self.searches.labels(model, outcome).inc()
-        self.expansions.labels(model).inc(job.expanded)
-        if job.begun is not None:
-            self.waited.observe(job.begun - job.submitted)
-        if job.result is not None:
-            self.texts.labels(model).inc(len(job.result.hypotheses))
+        self.expansions.labels(model).inc(handle.expanded)
+        if handle.begun is not None:
+            self.waited.observe(handle.begun - handle.submitted)
+        if handle.result is not None:
+            self.texts.labels(model).inc(len(handle.result.hypotheses))
 
     def text(self) -> bytes:
         """Write all numbers as Prometheus reads them."""

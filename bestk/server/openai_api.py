@@ -23,11 +23,11 @@ from bestk.result import Hypothesis, SearchResult
 from bestk.server import events
 from bestk.server.answers import ChatAnswer, CompletionAnswer
 from bestk.server.errors import api_error, responses
-from bestk.server.follow import Following, News, in_thread
-from bestk.server.jobs import Order
+from bestk.server.handle import SearchCall
 from bestk.server.openai_format import Choice, chat_choice, completion_choice, filled_up, usage
 from bestk.server.schemas import ChatBody, CompletionBody, OpenAIBody, settings_of
 from bestk.server.service import Service
+from bestk.server.subscription import StreamUpdate, Subscription, in_thread
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
@@ -65,12 +65,12 @@ def router(service: Service) -> APIRouter:
 
 
 async def _answer(service: Service, asked: OpenAIRequest, request: Request) -> Response:
-    following = Following(service.engine, asked.orders)
-    await following.accepted(request)
+    subscription = Subscription(service.loop, asked.calls)
+    await subscription.accepted(request)
     if asked.body.stream:
-        return events.Stream(asked.events(following), following.cancel)
-    results = await following.results(request)
-    counts = [len(job.prompt_ids) for job in following.jobs]
+        return events.Stream(asked.events(subscription), subscription.cancel)
+    results = await subscription.results(request)
+    counts = [handle.prompt_tokens for handle in subscription.handles]
     return JSONResponse(await in_thread(lambda: asked.answer(results, counts)))
 
 
@@ -101,8 +101,8 @@ class OpenAIRequest(ABC):
         self.finish = service.finish(body, self.n)
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         config = service.check(settings_of(body, self._given(), without=self._neutral()))
-        self.orders = [
-            Order(
+        self.calls = [
+            SearchCall(
                 lm=self.lm,
                 prompt=prompt,
                 config=config,
@@ -130,48 +130,48 @@ class OpenAIRequest(ABC):
             "notice": notices[0] if notices else None,
         }
 
-    async def events(self, following: Following) -> AsyncIterator[str]:
+    async def events(self, subscription: Subscription) -> AsyncIterator[str]:
         """Send each text as it completes, n for each prompt, then what it cost."""
-        sent: list[list[Hypothesis]] = [[] for _ in following.jobs]
-        async for news in following.news():
-            if news.error is not None:
-                yield events.event(None, api_error(news.error).body())
+        sent: list[list[Hypothesis]] = [[] for _ in subscription.handles]
+        async for update in subscription.updates():
+            if update.error is not None:
+                yield events.event(None, api_error(update.error).body())
                 return
-            fresh, record = await in_thread(functools.partial(self._fresh, news, sent))
+            fresh, record = await in_thread(functools.partial(self._fresh, update, sent))
             for text in fresh:
                 (choice,) = self._choices(
-                    news.number, len(sent[news.number]), [text], record, is_chunk=True
+                    update.number, len(sent[update.number]), [text], record, is_chunk=True
                 )
-                sent[news.number].append(text)
+                sent[update.number].append(text)
                 yield events.event(None, self._chunk([choice]))
-            if len(sent[news.number]) >= self.n:
-                following.drop(news.number)
-            if news == News(number=0):
+            if len(sent[update.number]) >= self.n:
+                subscription.drop(update.number)
+            if update == StreamUpdate(number=0):
                 yield events.KEEP_ALIVE
         if self.body.stream_options is not None and self.body.stream_options.include_usage:
-            jobs = following.jobs
+            handles = subscription.handles
             cost = usage(
-                sum(len(job.prompt_ids) for job in jobs),
+                sum(handle.prompt_tokens for handle in handles),
                 [text for texts in sent for text in texts],
-                sum(job.expanded for job in jobs),
+                sum(handle.expanded for handle in handles),
             )
             yield events.event(None, self._chunk([]) | {"usage": cost})
         yield events.DONE
 
     def _fresh(
-        self, news: News, sent: list[list[Hypothesis]]
+        self, update: StreamUpdate, sent: list[list[Hypothesis]]
     ) -> tuple[list[Hypothesis], TreeRecord | None]:
-        """Return the texts of some news that are still wanted, and the tree they are in."""
-        known = {text.text for text in sent[news.number]}
+        """Return the texts of an update that are still wanted, and the tree they are in."""
+        known = {text.text for text in sent[update.number]}
         room = self.n - len(known)
-        if news.progress is not None:
-            snapshot = news.progress.snapshot
-            return list(news.progress.texts)[:room], None if snapshot is None else snapshot.tree
-        if news.result is not None:
+        if update.progress is not None:
+            snapshot = update.progress.snapshot
+            return list(update.progress.texts)[:room], None if snapshot is None else snapshot.tree
+        if update.result is not None:
             # Texts that nobody has heard of, then what was cut off.
-            every = filled_up(self.lm, news.result, news.result, self.n + len(known))
+            every = filled_up(self.lm, update.result, update.result, self.n + len(known))
             fresh = [text for text in every if text.text not in known]
-            return fresh[:room], news.result.tree
+            return fresh[:room], update.result.tree
         return [], None
 
     def _choices(

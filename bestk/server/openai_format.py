@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bestk.core.record import TreeRecord
+from bestk.core.record import TreeRecord, texts_of
 from bestk.core.tree import State
+from bestk.engine.results import hypotheses_of
 from bestk.lm.language_model import LanguageModel
-from bestk.result import Hypothesis, SearchResult, completions, merge, rank
+from bestk.result import Hypothesis, SearchResult, merge, rank
 
 Choice = dict[str, Any]
 
@@ -142,11 +143,9 @@ def _unfinished(lm: LanguageModel, result: SearchResult, state: State) -> list[H
     if result.tree is None:
         return []
     config = result.config
-    found = completions(
-        result.tree,
-        config,
-        float("inf"),
-        lambda sequences: lm.decode(sequences, config.stop, config.min_new_tokens),
-        state=state,
-    )
-    return rank(merge(found))
+    found = texts_of(result.tree, float("inf"), state=state)
+
+    def decode(sequences: Sequence[Sequence[int]]) -> list[str]:
+        return lm.decode(sequences, config.stop, config.min_new_tokens)
+
+    return rank(merge(hypotheses_of(found, config, decode)))

@@ -61,14 +61,14 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
     )
     async def health() -> Response:
         """Say whether the server takes searches; no token is needed."""
-        engine = service.engine
-        is_well = engine.is_alive and not engine.is_stopping
+        loop = service.loop
+        is_well = loop.is_alive and not loop.is_stopping
         told = Health(
             status="ok" if is_well else "stopping",
             version=__version__,
             models=list(service.models),
-            running=engine.num_running,
-            waiting=engine.num_waiting,
+            running=loop.num_running,
+            waiting=loop.num_waiting,
         )
         return JSONResponse(told.model_dump(), 200 if is_well else 503)
 

@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse, Response
 from bestk.errors import BestKError, SchemaError
 from bestk.result import SearchResult
 from bestk.server.errors import responses
-from bestk.server.follow import in_thread
 from bestk.server.service import Service
+from bestk.server.subscription import in_thread
 from bestk.viz.graph import FORMAT, FORMAT_VERSION, Graph
 from bestk.viz.html import render, to_html
 

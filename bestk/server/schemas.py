@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
 from bestk.errors import OptionError, unknown
-from bestk.server.jobs import BEST_K
+from bestk.server.handle import BEST_K
 from bestk.settings import Setting, every_setting
 
 

@@ -19,15 +19,14 @@ from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
 from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.rerank.postprocess import Finish
-from bestk.result import Hypothesis, SearchResult, signature
+from bestk.result import Hypothesis, SearchResult
 from bestk.server import events
 from bestk.server.answers import ModelCard, ModelList, SearchAnswer, SettingAnswer, SettingsAnswer
 from bestk.server.errors import api_error, responses
-from bestk.server.follow import Following, News, in_thread
-from bestk.server.jobs import BEST_K, Order, Progress
+from bestk.server.handle import BEST_K, Handle, SearchCall, SearchProgress
 from bestk.server.schemas import SearchBody, settings_of
 from bestk.server.service import FREE_RERANKERS, Service
-from bestk.server.turns import best_k_config
+from bestk.server.subscription import StreamUpdate, Subscription, in_thread
 from bestk.settings import every_setting
 from bestk.version import __version__
 from bestk.viz.graph import Graph, difference, to_graph
@@ -81,12 +80,13 @@ def router(service: Service, *, needs_token: bool = False) -> APIRouter:
     async def search(body: SearchBody, request: Request) -> Response:
         """Search one prompt with best-k search or another method."""
         asked = Asked(service, body)
-        following = Following(service.engine, [asked.order])
-        await following.accepted(request)
+        subscription = Subscription(service.loop, [asked.call])
+        await subscription.accepted(request)
         if body.stream:
-            return events.Stream(asked.events(following), following.cancel)
-        (result,) = await following.results(request)
-        return JSONResponse(await in_thread(lambda: asked.answer(following.jobs[0].id, result)))
+            return events.Stream(asked.events(subscription), subscription.cancel)
+        (result,) = await subscription.results(request)
+        (handle,) = subscription.handles
+        return JSONResponse(await in_thread(lambda: asked.answer(handle.id, result)))
 
     return routes
 
@@ -99,7 +99,7 @@ class Asked:
         self.name, lm = service.model(body.model)
         self.config = service.check(settings_of(body))
         self.finish: Finish = service.finish(body, body.num_texts)
-        order = Order(
+        call = SearchCall(
             lm=lm,
             prompt=_prompt(lm, body),
             config=self.config,
@@ -109,7 +109,7 @@ class Asked:
             with_graph=body.graph,
             max_seconds=service.limits.seconds,
         )
-        self.order, self.searched = order, best_k_config(order)  # None: not a search of ours
+        self.call, self.searched = call, call.search_config  # None: not a search of ours
         if self.searched is None:
             keeps_all = isinstance(method_of(body.method), Beam)
             service.limits.check_beams(self.config, keeps_all=keeps_all)
@@ -125,23 +125,23 @@ class Asked:
             written["graph"] = self._draw(result)
         return written
 
-    async def events(self, following: Following) -> AsyncIterator[str]:
+    async def events(self, subscription: Subscription) -> AsyncIterator[str]:
         """Write what happens to the search, from its start to its result."""
-        job = following.jobs[0]
-        yield events.event("start", self._start(job.id))
-        async for news in following.news():
-            yield await self._event(job.id, news)
+        handle = subscription.handles[0]
+        yield events.event("start", self._start(handle))
+        async for update in subscription.updates():
+            yield await self._event(handle.id, update)
 
-    async def _event(self, job_id: str, news: News) -> str:
-        if news.position is not None:
-            return events.event("queued", {"position": news.position})
-        if news.progress is not None:
-            progress = news.progress
+    async def _event(self, job_id: str, update: StreamUpdate) -> str:
+        if update.position is not None:
+            return events.event("queued", {"position": update.position})
+        if update.progress is not None:
+            progress = update.progress
             return events.event("step", await in_thread(lambda: self._step(progress)))
-        if news.error is not None:
-            return events.event("error", api_error(news.error).body())
-        if news.result is not None:
-            return await self._result(job_id, news.result)
+        if update.error is not None:
+            return events.event("error", api_error(update.error).body())
+        if update.result is not None:
+            return await self._result(job_id, update.result)
         return events.KEEP_ALIVE
 
     async def _result(self, job_id: str, result: SearchResult) -> str:
@@ -150,23 +150,18 @@ class Asked:
         except Exception as error:  # the stream has begun: it is too late for a status
             return events.event("error", api_error(error).body())
 
-    def _start(self, job_id: str) -> dict[str, Any]:
-        lm = self.order.lm
-        if self.searched is not None:
-            named = signature(self.searched, lm.name)
-        else:
-            told = method_of(self.order.method).describe()
-            named = f"bestk|model:{lm.name}|{told}|v:{__version__}"
+    def _start(self, handle: Handle) -> dict[str, Any]:
+        assert handle.request is not None
         return {
-            "id": job_id,
+            "id": handle.id,
             "model": self.name,
-            "method": self.order.method,
-            "signature": named,
+            "method": self.call.method,
+            "signature": handle.request.signature,
             "budget": self.config.total_budget,
             "config": dataclasses.asdict(self.searched or self.config),
         }
 
-    def _step(self, progress: Progress) -> dict[str, Any]:
+    def _step(self, progress: SearchProgress) -> dict[str, Any]:
         written: dict[str, Any] = {
             "step": progress.step,
             "expanded": progress.expanded,
@@ -207,7 +202,9 @@ def _text(hypothesis: Hypothesis) -> dict[str, Any]:
 
 
 def _card(name: str, lm: LanguageModel, created: int) -> ModelCard:
-    return ModelCard(id=name, created=created, is_chat=lm.is_chat, max_length=lm.backend.max_length)
+    return ModelCard(
+        id=name, created=created, is_chat=lm.is_chat, max_length=lm.backend.capabilities.max_length
+    )
 
 
 def _settings(service: Service, needs_token: bool) -> SettingsAnswer:

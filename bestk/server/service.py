@@ -1,4 +1,4 @@
-"""What the routes share: the models by name, the engine, the limits, the rerankers on offer.
+"""What the routes share: the models by name, the loop, the limits, the rerankers on offer.
 
 Turns the parts of a request that are the same everywhere (model, choice of texts, settings) into
 what the library takes. Knows bodies, no routes.
@@ -16,9 +16,9 @@ from bestk.lm.language_model import LanguageModel
 from bestk.rerank import reranker_of
 from bestk.rerank.mbr import UTILITIES
 from bestk.rerank.postprocess import Finish
-from bestk.server.engine import Engine
 from bestk.server.errors import ApiError
 from bestk.server.limits import Limits
+from bestk.server.loop import SearchLoop
 from bestk.server.schemas import Settings
 
 # Rerankers that need no model of their own: on offer everywhere.
@@ -32,13 +32,13 @@ class Service:
     """One server's models and rules."""
 
     models: Mapping[str, LanguageModel]
-    engine: Engine
+    loop: SearchLoop
     rerankers: Mapping[str, Any] = field(default_factory=dict)  # by name, loaded already
 
     @property
     def limits(self) -> Limits:
         """What a request may ask for."""
-        return self.engine.limits
+        return self.loop.limits
 
     def model(self, name: str | None) -> tuple[str, LanguageModel]:
         """Find a model; the first one where none is named."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from bestk.config import SearchConfig
-from bestk.core import scoring
+from bestk.core.policy import age_table
 from bestk.core.record import TreeRecord
 from bestk.core.tree import State
 from bestk.errors import SchemaError
@@ -66,7 +66,7 @@ def replay(record: TreeRecord, config: SearchConfig) -> Replay:
 
 def decay_by_age(config: SearchConfig, num_steps: int) -> list[float]:
     """List what the decay takes from a score at every age from 0 to `num_steps`."""
-    table: list[float] = scoring.decays(config, torch.device("cpu"))[: num_steps + 1].tolist()
+    table: list[float] = age_table(config, torch.device("cpu"))[: num_steps + 1].tolist()
     return table
 
 

@@ -10,18 +10,18 @@ from typing import Any
 
 from bestk.backends.http.dialect import PREFIXES_PER_REQUEST, Dialect
 from bestk.backends.http.transport import MalformedAnswer, Transport
-from bestk.backends.prefix import EngineFacts, Likeliest, PromptedBackend
+from bestk.backends.prefix import EngineInfo, PrefixBackend, TopLogprobs
 from bestk.errors import ServerError
 
 
-class HttpBackend(PromptedBackend):
+class HttpBackend(PrefixBackend):
     """The next tokens that a server finds likeliest."""
 
     def __init__(
         self,
         transport: Transport,
         dialect: Dialect,
-        facts: EngineFacts,
+        facts: EngineInfo,
         prefixes_per_request: int = PREFIXES_PER_REQUEST,
     ) -> None:
         super().__init__(facts)
@@ -29,7 +29,7 @@ class HttpBackend(PromptedBackend):
         self.dialect = dialect
         self.prefixes_per_request = prefixes_per_request
 
-    def ask(self, prefixes: list[list[int]], num_tokens: int) -> Sequence[Likeliest]:
+    def ask(self, prefixes: list[list[int]], num_tokens: int) -> Sequence[TopLogprobs]:
         """Ask for all prefixes; those that an answer leaves out once more, in other words."""
         number = min(num_tokens, self.vocab_size)
         answers = self._round(prefixes, number, again=False)
@@ -46,7 +46,7 @@ class HttpBackend(PromptedBackend):
 
     def _round(
         self, prefixes: list[list[int]], number: int, *, again: bool
-    ) -> list[Likeliest | None]:
+    ) -> list[TopLogprobs | None]:
         size = self.prefixes_per_request
         chunks = [prefixes[start : start + size] for start in range(0, len(prefixes), size)]
         found = self.transport.post_all(
@@ -56,8 +56,8 @@ class HttpBackend(PromptedBackend):
         )
         return [answer for chunk in found for answer in chunk]
 
-    def _reader(self, count: int, number: int) -> Callable[[Any], list[Likeliest | None]]:
-        def read(content: Any) -> list[Likeliest | None]:
+    def _reader(self, count: int, number: int) -> Callable[[Any], list[TopLogprobs | None]]:
+        def read(content: Any) -> list[TopLogprobs | None]:
             answers = self.dialect.read(content, count)
             for answer in answers:
                 if answer is not None and len(answer.tokens) < number:
@@ -70,7 +70,7 @@ class HttpBackend(PromptedBackend):
 
         return read
 
-    def _known(self, answer: Likeliest | None) -> Likeliest:
+    def _known(self, answer: TopLogprobs | None) -> TopLogprobs:
         """Leave out ids past the vocabulary: padding of the output layer, which no text holds."""
         if answer is None:
             raise ServerError(f"{self.transport.url} gives no probabilities for a prefix")
@@ -78,4 +78,4 @@ class HttpBackend(PromptedBackend):
             return answer
         pairs = zip(answer.tokens, answer.log_probs, strict=True)
         kept = [(token, value) for token, value in pairs if token < self.vocab_size]
-        return Likeliest([token for token, _ in kept], [value for _, value in kept])
+        return TopLogprobs([token for token, _ in kept], [value for _, value in kept])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from bestk.backends.http.transport import MalformedAnswer, Transport
-from bestk.backends.prefix import Likeliest
+from bestk.backends.prefix import TopLogprobs
 
 # Servers write −inf, which JSON lacks, as −9999 (vLLM) or the least float there is (llama.cpp).
 _NOTHING = -9999.0
@@ -63,7 +63,7 @@ class Dialect(Protocol):
         """Word a request; `again` is for prefixes that were left out of an answer."""
         ...
 
-    def read(self, answer: Any, num_prefixes: int) -> list[Likeliest | None]:
+    def read(self, answer: Any, num_prefixes: int) -> list[TopLogprobs | None]:
         """Return the tokens of every prefix in order, None for one that was left out.
 
         Raises MalformedAnswer, or any error of looking something up that is not there.
@@ -71,7 +71,7 @@ class Dialect(Protocol):
         ...
 
 
-def likeliest(pairs: Iterable[tuple[int, float | None]]) -> Likeliest:
+def likeliest(pairs: Iterable[tuple[int, float | None]]) -> TopLogprobs:
     """Check and collect tokens with their log-probabilities.
 
     JSON has neither infinity nor NaN, and some servers write both as null: it stands for −inf where
@@ -80,13 +80,13 @@ def likeliest(pairs: Iterable[tuple[int, float | None]]) -> Likeliest:
     listed = list(pairs)
     is_broken = bool(listed) and all(value is None for _, value in listed)
     unknown = math.nan if is_broken else -math.inf
-    return Likeliest(
+    return TopLogprobs(
         [int(token) for token, _ in listed],
         [unknown if value is None else _checked(float(value)) for _, value in listed],
     )
 
 
-def is_distribution(answer: Likeliest) -> bool:
+def is_distribution(answer: TopLogprobs) -> bool:
     """Say whether these can be the probabilities of different tokens."""
     return sum(map(math.exp, answer.log_probs)) <= 1 + _SLACK
 

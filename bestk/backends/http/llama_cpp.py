@@ -11,7 +11,7 @@ from typing import Any
 
 from bestk.backends.http.dialect import Served, Wording, check_count, is_distribution, likeliest
 from bestk.backends.http.transport import MalformedAnswer, Transport
-from bestk.backends.prefix import Likeliest
+from bestk.backends.prefix import TopLogprobs
 
 _PROBED = 2  # tokens asked for to see that they come
 _CERTAIN = 1e6  # added to a logit, it leaves no other token a chance
@@ -74,14 +74,14 @@ class LlamaCppDialect:
             **self.wording.extra_body,
         }
 
-    def read(self, answer: Any, num_prefixes: int) -> list[Likeliest | None]:
+    def read(self, answer: Any, num_prefixes: int) -> list[TopLogprobs | None]:
         """Read `completion_probabilities[0].top_logprobs`; one prompt is answered by itself."""
         answers = answer if isinstance(answer, list) else [answer]
         check_count(len(answers), num_prefixes)
         answers = sorted(answers, key=lambda one: int(one.get("index", 0)))
         return [self._likeliest(one) for one in answers]
 
-    def _likeliest(self, answer: Mapping[str, Any]) -> Likeliest | None:
+    def _likeliest(self, answer: Mapping[str, Any]) -> TopLogprobs | None:
         if "content" not in answer:
             raise MalformedAnswer("answers without content: use llama.cpp's own server")
         steps = answer.get("completion_probabilities")

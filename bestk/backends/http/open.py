@@ -16,7 +16,7 @@ from bestk.backends.http.detection import find_dialect
 from bestk.backends.http.dialect import PREFIXES_PER_REQUEST, Dialect, Served
 from bestk.backends.http.llama_cpp import LlamaCppDialect, LlamaCppTokenizer
 from bestk.backends.http.transport import Connection, Transport
-from bestk.backends.prefix import EngineFacts
+from bestk.backends.prefix import EngineInfo
 from bestk.errors import ModelError, OptionError
 from bestk.lm.language_model import LanguageModel
 
@@ -124,11 +124,11 @@ class _Tokenizers:
         raise ModelError(f"{complaint} ({reason}): pass tokenizer=, a name, a folder or an object")
 
 
-def _facts(served: Served, dialect: Dialect, reader: _Reader) -> EngineFacts:
+def _facts(served: Served, dialect: Dialect, reader: _Reader) -> EngineInfo:
     config = reader.config()
     vocab_size = served.vocab_size or _vocab_size(config, reader.tokenizer)
     eos_ids = served.eos_ids or _eos_ids(reader, config)
-    return EngineFacts(
+    return EngineInfo(
         name=served.model,
         vocab_size=vocab_size,
         eos_ids=tuple(token for token in eos_ids if 0 <= token < vocab_size),

@@ -10,7 +10,7 @@ from typing import Any
 
 from bestk.backends.http.dialect import Served, Wording, check_count, is_distribution, likeliest
 from bestk.backends.http.transport import MalformedAnswer, Refusal, Transport
-from bestk.backends.prefix import Likeliest
+from bestk.backends.prefix import TopLogprobs
 
 _PROBED = 2  # tokens asked for to see that they come
 
@@ -65,13 +65,13 @@ class SglangDialect:
             **self.wording.extra_body,
         }
 
-    def read(self, answer: Any, num_prefixes: int) -> list[Likeliest | None]:
+    def read(self, answer: Any, num_prefixes: int) -> list[TopLogprobs | None]:
         """Read `meta_info.output_top_logprobs[0]`: triples of log-probability, id and text."""
         answers = answer if isinstance(answer, list) else [answer]
         check_count(len(answers), num_prefixes)
         return [self._likeliest(one["meta_info"]) for one in answers]
 
-    def _likeliest(self, info: Mapping[str, Any]) -> Likeliest:
+    def _likeliest(self, info: Mapping[str, Any]) -> TopLogprobs:
         listed = info.get("output_top_logprobs")
         if not listed or not listed[0]:
             raise MalformedAnswer(

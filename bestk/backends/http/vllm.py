@@ -18,7 +18,7 @@ from bestk.backends.http.dialect import (
     likeliest,
 )
 from bestk.backends.http.transport import MalformedAnswer, Refusal, Transport
-from bestk.backends.prefix import Likeliest
+from bestk.backends.prefix import TopLogprobs
 from bestk.errors import ServerError
 
 _BY_ID = "token_id:"
@@ -66,13 +66,13 @@ class VllmDialect:
             **self.wording.extra_body,
         }
 
-    def read(self, answer: Any, num_prefixes: int) -> list[Likeliest | None]:
+    def read(self, answer: Any, num_prefixes: int) -> list[TopLogprobs | None]:
         """Read `choices[].logprobs.top_logprobs[0]`: `token_id:N` to log-probability."""
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
         check_count(len(choices), num_prefixes)
         return [self._likeliest(choice) for choice in choices]
 
-    def _likeliest(self, choice: Mapping[str, Any]) -> Likeliest:
+    def _likeliest(self, choice: Mapping[str, Any]) -> TopLogprobs:
         logprobs = choice.get("logprobs")
         if not logprobs or not logprobs.get("top_logprobs"):
             raise MalformedAnswer(
@@ -118,8 +118,8 @@ class VllmDialect:
                 return number
         raise refusal
 
-    def _probe(self, transport: Transport, number: int) -> Likeliest:
-        def read(answer: Any) -> Likeliest:
+    def _probe(self, transport: Transport, number: int) -> TopLogprobs:
+        def read(answer: Any) -> TopLogprobs:
             (found,) = self.read(answer, 1)
             assert found is not None
             if not is_distribution(found):

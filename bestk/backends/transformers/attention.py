@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bestk.errors import ModelError
 
 if TYPE_CHECKING:
-    from bestk.backends.transformers.kv_cache import Layout
+    from bestk.backends.transformers.kv_cache import CacheLayout
 
 NAME = "bestk_tree"
 
@@ -25,12 +25,12 @@ NAME = "bestk_tree"
 class _Current:
     """What the attention function must know and no argument carries."""
 
-    layout: Layout | None = None
+    layout: CacheLayout | None = None
     path: Tensor | None = None
 
 
 @contextlib.contextmanager
-def tree_attention(config: Any, layout: Layout | None, path: Tensor | None) -> Iterator[None]:
+def tree_attention(config: Any, layout: CacheLayout | None, path: Tensor | None) -> Iterator[None]:
     """Let the model's attention follow the tree: `path` of each query, None for a prompt."""
     _register()
     before = config._attn_implementation
@@ -43,7 +43,7 @@ def tree_attention(config: Any, layout: Layout | None, path: Tensor | None) -> I
         _Current.layout = _Current.path = None
 
 
-def current() -> tuple[Layout | None, Tensor | None]:
+def current() -> tuple[CacheLayout | None, Tensor | None]:
     """Return the layout and the paths of the call that is running, None where there are none."""
     return _Current.layout, _Current.path
 

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bestk.backends.transformers.replaced import replaced
+
 _CPU_INFO = Path("/proc/cpuinfo")
 
 # With more rows the usual order is the faster one.
@@ -38,18 +40,13 @@ class SmallProducts:
     def applied(self, rows: int) -> Iterator[None]:
         """Take products of this many rows the other way round until the block ends."""
         layers = self.layers if rows <= MOST_ROWS else []
-        try:
-            for layer in layers:
-                layer.forward = functools.partial(_swapped, layer)
+        with replaced((layer, "forward", functools.partial(_swapped, layer)) for layer in layers):
             yield
-        finally:
-            for layer in layers:
-                layer.__dict__.pop("forward", None)
 
 
 @functools.cache
 def is_by_amd() -> bool:
-    """Say whether AMD made this machine's CPU, where the system tells."""
+    """Return whether AMD made this machine's CPU, where the system tells."""
     try:
         return "AuthenticAMD" in _CPU_INFO.read_text(encoding="utf-8", errors="replace")
     except OSError:

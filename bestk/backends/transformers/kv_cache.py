@@ -25,11 +25,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from bestk.backends.base import Group
+from bestk.nodes import NodeBatch
 
 
 @dataclass
-class Layout:
+class CacheLayout:
     """Where things lie in the cache: shared by all layers, so each step sets it once."""
 
     prompt_length: Int[Tensor, " batch"]
@@ -37,7 +37,7 @@ class Layout:
     capacity: int  # places after the prompt; the last one is scratch
     with_kernel: bool = False  # kernels store new nodes, and every place stays in view
     used: int = 0  # places that hold something, scratch aside
-    write: Int[Tensor, "batch group"] | None = None  # None while prompts are read
+    write: Int[Tensor, "batch nodes"] | None = None  # None while prompts are read
     rows: Int[Tensor, " read"] | None = None  # which searches' prompts are read; None for all
 
     @property
@@ -49,7 +49,7 @@ class Layout:
         """Map tree slots to places; the tree's scratch slot becomes the last place."""
         return self.prompt_size + slot - 1
 
-    def moved(self, rows: Sequence[int], batch: int, prompt_size: int) -> Layout:
+    def resized(self, rows: Sequence[int], batch: int, prompt_size: int) -> CacheLayout:
         """Lay another number of searches out, these in its first rows; prompts must still fit."""
         length = self.prompt_length.new_ones(batch)
         length[: len(rows)] = self.prompt_length[list(rows)]
@@ -62,28 +62,28 @@ class Layout:
             rows=None,
         )
 
-    def advance(self, group: Group) -> None:
-        """Point at the places of a group, and bring them into view."""
-        self.write = self.place(group.slot)
+    def advance(self, nodes: NodeBatch) -> None:
+        """Point at the places of nodes, and bring them into view."""
+        self.write = self.place(nodes.slot)
         if self.with_kernel:
             self.used = self.size
-        elif group.slot.device.type == "cpu":
-            self.used = int(self.write.masked_fill(~group.is_valid, self.prompt_size - 1).max()) + 1
+        elif nodes.slot.device.type == "cpu":
+            self.used = int(self.write.masked_fill(~nodes.is_valid, self.prompt_size - 1).max()) + 1
         else:  # a bound that needs no answer from the device
-            self.used = min(self.used + group.slot.shape[1], self.size - 1)
+            self.used = min(self.used + nodes.slot.shape[1], self.size - 1)
 
-    def positions(self, group: Group) -> Int[Tensor, "batch group"]:
+    def positions(self, nodes: NodeBatch) -> Int[Tensor, "batch nodes"]:
         """Return the position of every node: its depth after the prompt's own length."""
-        return (self.prompt_length[:, None] + group.depth - 1).clamp(min=0)
+        return (self.prompt_length[:, None] + nodes.depth - 1).clamp(min=0)
 
-    def mask(self, group: Group) -> Bool[Tensor, "batch 1 group used"]:
+    def mask(self, nodes: NodeBatch) -> Bool[Tensor, "batch 1 nodes used"]:
         """Say which places each node may look at: the prompt, its ancestors and itself."""
-        width, device = group.path.shape[1], group.path.device
+        width, device = nodes.path.shape[1], nodes.path.device
         in_prompt = torch.arange(self.used, device=device) < self.prompt_length[:, None]
         visible = in_prompt[:, None].repeat(1, width, 1)
         # Where there is no ancestor, point at place 0, which every node may see anyway.
-        is_node = (group.path >= 0) & (group.path < self.capacity)
-        visible.scatter_(2, self.place(group.path).where(is_node, 0), True)
+        is_node = (nodes.path >= 0) & (nodes.path < self.capacity)
+        visible.scatter_(2, self.place(nodes.path).where(is_node, 0), True)
         return visible[:, None]
 
 
@@ -92,7 +92,7 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     is_sliding = False
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CacheLayout) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.layout = layout
 
@@ -162,7 +162,7 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 @torch.inference_mode()
-def moved_cache(cache: Any, rows: Sequence[int], layout: Layout) -> Cache:
+def resized_cache(cache: Any, rows: Sequence[int], layout: CacheLayout) -> Cache:
     """Make a cache in another layout that holds these searches of the given one."""
     other = tree_cache(layout)
     for old in cache.layers:
@@ -173,7 +173,7 @@ def moved_cache(cache: Any, rows: Sequence[int], layout: Layout) -> Cache:
     return other
 
 
-def tree_cache(layout: Layout) -> Cache:
+def tree_cache(layout: CacheLayout) -> Cache:
     """Make a cache for any number of layers; each allocates itself at its first use."""
     make_layer: Any = functools.partial(TreeLayer, layout)
     return Cache(layer_class_to_replicate=make_layer)

@@ -11,25 +11,28 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Room
+from bestk.backends.base import Memory
 from bestk.backends.transformers.cpu_linear import SmallProducts
-from bestk.backends.transformers.fused.pieces import Fusion
 from bestk.errors import ModelError
+from bestk.nodes import BatchSpec
+
+if TYPE_CHECKING:  # it needs Triton
+    from bestk.backends.transformers.fused.pieces import Fusion
 
 
-class Checkpoint:
+class ModelInfo:
     """A loaded model and the facts that a search needs from it."""
 
     token_input = "input_ids"  # the argument of `forward` that takes the tokens to continue
 
     def __init__(self, model: Any, name: str | None = None) -> None:
-        self.model = model
+        self.module = model
         self.config = model.config.get_text_config(decoder=True)
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.accepts = frozenset(inspect.signature(model.forward).parameters)
@@ -37,7 +40,7 @@ class Checkpoint:
     @property
     def device(self) -> torch.device:
         """Return where prompts go in and logits come out."""
-        for parameter in self.model.parameters():
+        for parameter in self.module.parameters():
             if parameter.device.type != "meta":
                 return torch.device(parameter.device)
         raise ModelError(f"model {self.name} has no weights in memory: load it without offloading")
@@ -45,34 +48,36 @@ class Checkpoint:
     @functools.cached_property
     def devices(self) -> frozenset[torch.device]:
         """Name all devices that the weights are on."""
-        return frozenset(parameter.device for parameter in self.model.parameters())
+        return frozenset(parameter.device for parameter in self.module.parameters())
 
     @functools.cached_property
     def small_products(self) -> SmallProducts:
         """Find the layers whose products of few rows are better taken the other way round."""
-        return SmallProducts(self.model)
+        return SmallProducts(self.module)
 
     @functools.cached_property
     def fusion(self) -> Fusion:
         """Find what of the model can run as fused kernels."""
-        return Fusion(self.model, self.config)
+        from bestk.backends.transformers.fused.pieces import Fusion
+
+        return Fusion(self.module, self.config)
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype that the model computes in."""
-        return torch.empty(0, dtype=self.model.dtype).dtype
+        return torch.empty(0, dtype=self.module.dtype).dtype
 
     @property
     def vocab_size(self) -> int:
         """Count the entries of a row of logits."""
-        head = self.model.get_output_embeddings()
+        head = self.module.get_output_embeddings()
         weight = getattr(head, "weight", None)
         return int(self.config.vocab_size if weight is None else weight.shape[0])
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """Name the ids that end a text, by the generation config or else the model's own."""
-        for source in (getattr(self.model, "generation_config", None), self.model.config):
+        for source in (getattr(self.module, "generation_config", None), self.module.config):
             ids = getattr(source, "eos_token_id", None)
             if ids is not None:
                 listed = ids if isinstance(ids, Sequence) else [ids]
@@ -95,20 +100,27 @@ class Checkpoint:
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         return layers * 2 * kv_heads * head * item
 
-    def search_bytes(self, prompt_size: int, room: Room) -> int:
+    def memory(self, spec: BatchSpec, prompt_size: int) -> Memory | None:
+        """Return the bytes that are free, and those of one search with its activations."""
+        free = self.free_bytes()
+        return (
+            None if free is None else Memory(free=free, per_search=self.bytes_of(spec, prompt_size))
+        )
+
+    def bytes_of(self, spec: BatchSpec, prompt_size: int) -> int:
         """Estimate the memory of one search: its cache, its logits, the reading of its prompt."""
         config, item = self.config, torch.empty(0, dtype=self.dtype).element_size()
         hidden = int(getattr(config, "hidden_size", 1))
         inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        cache = self.token_bytes * (prompt_size + room.capacity)
+        cache = self.token_bytes * (prompt_size + spec.slots)
         # Logits in the model's dtype, in float32, and once more while they are sorted.
-        logits = room.width * self.vocab_size * (item + 8)
+        logits = spec.width * self.vocab_size * (item + 8)
         reading = prompt_size * (6 * hidden + 3 * inner) * item
-        tree = room.capacity * 8 * (room.depth + 3 * room.num_children + 8)
+        tree = spec.slots * 8 * (spec.depth + 3 * spec.num_children + 8)
         return cache + logits + reading + tree
 
     def free_bytes(self) -> int | None:
-        """Say how much memory is free on the model's device, None where nobody knows."""
+        """Return how much memory is free on the model's device, None where nobody knows."""
         if self.device.type == "cpu":
             return available_memory()
         if self.device.type != "cuda":
@@ -117,8 +129,8 @@ class Checkpoint:
 
     def evaluate(self) -> None:
         """Turn dropout off, which somebody who trains the model may have turned on again."""
-        if self.model.training:
-            self.model.eval()
+        if self.module.training:
+            self.module.eval()
 
     def attention_mask(
         self, visible: Bool[Tensor, "batch 1 queries places"], *, as_numbers: bool = False
@@ -134,7 +146,7 @@ class Checkpoint:
     ) -> Float[Tensor, "batch vocab"]:
         """Read whole sequences, padded on the right, and return the logits after each."""
         with self._only_last(lengths - 1):
-            logits = self.model(**{self.token_input: tokens}, **options).logits
+            logits = self.module(**{self.token_input: tokens}, **options).logits
         rows = torch.arange(len(lengths), device=self.device)
         # Without the hook there is a position for every token.
         place = lengths - 1 if logits.shape[1] > 1 else torch.zeros_like(lengths)
@@ -144,7 +156,7 @@ class Checkpoint:
     @contextmanager
     def _only_last(self, last: Int[Tensor, " batch"]) -> Iterator[None]:
         """Let the output layer see one position per row: the others' logits are never read."""
-        head = self.model.get_output_embeddings()
+        head = self.module.get_output_embeddings()
         if head is None:
             yield
             return

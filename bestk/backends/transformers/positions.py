@@ -8,15 +8,16 @@ replaced is put back however the call ends. Whether it got a model right the pro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bestk.backends.base import Group
-from bestk.backends.transformers.kv_cache import Layout
+from bestk.backends.transformers.kv_cache import CacheLayout
+from bestk.backends.transformers.replaced import replaced
+from bestk.nodes import NodeBatch
 
 
 @runtime_checkable
@@ -24,8 +25,8 @@ class Positions(Protocol):
     """The positions of one session's nodes, as a certain kind of decoder wants them."""
 
     @contextmanager
-    def given(self, layout: Layout, group: Group) -> Iterator[dict[str, Any]]:
-        """Let the model see the group at its depths; yields arguments for its `forward`."""
+    def given(self, layout: CacheLayout, nodes: NodeBatch) -> Iterator[dict[str, Any]]:
+        """Let the model see nodes at their depths; yields arguments for its `forward`."""
         ...
 
 
@@ -53,8 +54,8 @@ class AskedPositions:
     """Decoders that take positions as an argument: Whisper, T5Gemma."""
 
     @contextmanager
-    def given(self, layout: Layout, group: Group) -> Iterator[dict[str, Any]]:
-        yield {"decoder_position_ids": layout.positions(group)}
+    def given(self, layout: CacheLayout, nodes: NodeBatch) -> Iterator[dict[str, Any]]:
+        yield {"decoder_position_ids": layout.positions(nodes)}
 
 
 class EmbeddedPositions:
@@ -65,10 +66,10 @@ class EmbeddedPositions:
         self.offset = int(getattr(embedding, "offset", 0))  # BART's first two rows are unused
 
     @contextmanager
-    def given(self, layout: Layout, group: Group) -> Iterator[dict[str, Any]]:
+    def given(self, layout: CacheLayout, nodes: NodeBatch) -> Iterator[dict[str, Any]]:
         weight = self.embedding.weight
-        rows = weight[layout.positions(group).to(weight.device) + self.offset]
-        with _replaced(self.embedding, "forward", _always(rows)):
+        rows = weight[layout.positions(nodes).to(weight.device) + self.offset]
+        with replaced([(self.embedding, "forward", _always(rows))]):
             yield {}
 
 
@@ -85,18 +86,18 @@ class CountedPositions:
         self.prompts = prompts
 
     @contextmanager
-    def given(self, layout: Layout, group: Group) -> Iterator[dict[str, Any]]:
+    def given(self, layout: CacheLayout, nodes: NodeBatch) -> Iterator[dict[str, Any]]:
         weights = self.embedding.weights
-        place = self._place(layout, group).to(weights.device)
-        with _replaced(self.embedding, "forward", _always(weights[place])):
+        place = self._place(layout, nodes).to(weights.device)
+        with replaced([(self.embedding, "forward", _always(weights[place]))]):
             yield {}
 
-    def _place(self, layout: Layout, group: Group) -> Int[Tensor, "batch group"]:
+    def _place(self, layout: CacheLayout, nodes: NodeBatch) -> Int[Tensor, "batch nodes"]:
         places = torch.arange(self.prompts.shape[1], device=self.prompts.device)
         in_prompt = places < layout.prompt_length[:, None]
         before = (in_prompt & (self.prompts != self.padding)).sum(dim=1)
-        within = ((group.prefix >= 0) & (group.prefix != self.padding)).sum(dim=2)
-        count = (before[:, None] + within).masked_fill(group.token == self.padding, 0)
+        within = ((nodes.prefix >= 0) & (nodes.prefix != self.padding)).sum(dim=2)
+        count = (before[:, None] + within).masked_fill(nodes.token == self.padding, 0)
         return self.padding + count
 
 
@@ -114,25 +115,26 @@ class RelativeBias:
         return dict(zip(self.attentions, self.tables, strict=True))
 
     @contextmanager
-    def given(self, layout: Layout, group: Group) -> Iterator[dict[str, Any]]:
-        distance = self._distance(layout, group)
-        with ExitStack() as stack:
-            for attention, table in zip(self.attentions, self.tables, strict=True):
-                bias = table[:, distance.to(table.device)].transpose(0, 1)
-                stack.enter_context(_replaced(attention, "compute_bias", _always(bias)))
+    def given(self, layout: CacheLayout, nodes: NodeBatch) -> Iterator[dict[str, Any]]:
+        distance = self._distance(layout, nodes)
+        biases = (table[:, distance.to(table.device)].transpose(0, 1) for table in self.tables)
+        with replaced(
+            (attention, "compute_bias", _always(bias))
+            for attention, bias in zip(self.attentions, biases, strict=True)
+        ):
             yield {}
 
-    def _distance(self, layout: Layout, group: Group) -> Int[Tensor, "batch group used"]:
+    def _distance(self, layout: CacheLayout, nodes: NodeBatch) -> Int[Tensor, "batch nodes used"]:
         """Count the tokens from each place back to each node; only ancestors' places matter."""
-        batch, width, depth = group.path.shape
-        device = group.path.device
+        batch, width, depth = nodes.path.shape
+        device = nodes.path.device
         position = torch.arange(layout.used, device=device).repeat(batch, width, 1)
-        is_node = (group.path >= 0) & (group.path < layout.capacity)
+        is_node = (nodes.path >= 0) & (nodes.path < layout.capacity)
         level = torch.arange(depth, device=device) + layout.prompt_length[:, None, None]
         # Where there is no ancestor, place 0 is written: it is the prompt's first, position 0.
-        place = layout.place(group.path).where(is_node, 0)
+        place = layout.place(nodes.path).where(is_node, 0)
         position.scatter_(2, place, level.expand_as(place).where(is_node, 0))
-        return (layout.positions(group)[..., None] - position).clamp(0, self.size - 1)
+        return (layout.positions(nodes)[..., None] - position).clamp(0, self.size - 1)
 
 
 def _bias_by_distance(attention: Any, size: int) -> Float[Tensor, "heads size"]:
@@ -147,18 +149,3 @@ def _has_own_bias(module: Any) -> bool:
 
 def _always(value: Tensor) -> Any:
     return lambda *args, **kwargs: value
-
-
-@contextmanager
-def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Shadow a method of one module object, and put back what was there."""
-    attributes = vars(module)
-    before = attributes.get(name)  # set where another library wraps the method, as accelerate does
-    attributes[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del attributes[name]
-        else:
-            attributes[name] = before

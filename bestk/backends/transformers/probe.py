@@ -13,36 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bestk.backends.base import Group, Room
-from bestk.backends.transformers.model import Checkpoint, pad_right
+from bestk.backends.transformers.model import ModelInfo, pad_right
+from bestk.nodes import BatchSpec, NodeBatch
 
 # Layer types whose keys and values are one per token, addressable by slot.
 _SHARED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "hybrid_attention"})
 _NEEDED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_values"})
 
 
-def sharing_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> str | None:
+def sharing_obstacle(model: ModelInfo, session: Callable[..., Any]) -> str | None:
     """Say why this model cannot share its cache by slots, None if it can."""
-    if getattr(checkpoint.model, "_is_stateful", False):
+    if getattr(model.module, "_is_stateful", False):
         return "since the model is recurrent"
-    attention = str(getattr(checkpoint.config, "_attn_implementation", None))
+    attention = str(getattr(model.config, "_attn_implementation", None))
     if "flash" in attention or "flex" in attention:
         return f"since {attention} takes no mask of its own for every token"
-    missing = _NEEDED - checkpoint.accepts
+    missing = _NEEDED - model.accepts
     if missing:
         return f"since its forward takes no {', '.join(sorted(missing))}"
-    if "local" in (getattr(checkpoint.config, "attention_layers", None) or ()):
+    if "local" in (getattr(model.config, "attention_layers", None) or ()):
         return "since its local attention counts slots, not positions"  # GPT-Neo
-    layers = set(getattr(checkpoint.config, "layer_types", None) or ())
+    layers = set(getattr(model.config, "layer_types", None) or ())
     other = layers - _SHARED_LAYERS
     if other:
         return f"since it has layers of type {', '.join(sorted(other))}"
-    return _measured_obstacle(checkpoint, session)
+    return _measured_obstacle(model, session)
 
 
-def window(checkpoint: Checkpoint) -> int | None:
+def window(model: ModelInfo) -> int | None:
     """Return the width of the model's sliding window, None if it has none in use."""
-    config = checkpoint.config
+    config = model.config
     width = getattr(config, "sliding_window", None)
     if not width or getattr(config, "use_sliding_window", True) is False:
         return None
@@ -53,9 +53,9 @@ def window(checkpoint: Checkpoint) -> int | None:
 
 
 @torch.inference_mode()
-def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> str | None:
+def _measured_obstacle(model: ModelInfo, session: Callable[..., Any]) -> str | None:
     """Expand a small tree over two prompts of unequal lengths, and compare with plain forwards."""
-    vocab, device = checkpoint.vocab_size, checkpoint.device
+    vocab, device = model.vocab_size, model.device
 
     def some(count: int, seed: int) -> list[int]:
         return [(seed + 7 * i * i + 3 * i) % vocab for i in range(count)]
@@ -66,13 +66,14 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
     tokens = [0, *some(4, 5)]
     worst = 0.0
     try:
-        tree = session(checkpoint, prompts, Room(width=2, capacity=5, depth=4, num_children=1))
-        tree.root(probe_group([[]], tokens, len(prompts), device))
+        tree = session(model, prompts, BatchSpec(width=2, slots=5, depth=4, num_children=1))
+        roots = probe_nodes([[]], tokens, len(prompts), device)
+        tree.prefill(roots, dict(enumerate(prompts)), whole=True)
         for call in paths:
-            logits = tree.logits(probe_group(call, tokens, len(prompts), device))
+            logits = tree.evaluate(probe_nodes(call, tokens, len(prompts), device))
             for row, prompt in enumerate(prompts):
                 prefixes = [[*prompt, *(tokens[slot] for slot in path)] for path in call]
-                plain = checkpoint.last_logits(*pad_right(prefixes, device), use_cache=False)
+                plain = model.last_logits(*pad_right(prefixes, device), use_cache=False)
                 worst = max(worst, distance(logits[row], plain))
         tree.close()
     except (torch.OutOfMemoryError, NameError):  # neither says anything about the model
@@ -80,19 +81,19 @@ def _measured_obstacle(checkpoint: Checkpoint, session: Callable[..., Any]) -> s
     except Exception as error:  # whatever a family does with masks that it was not written for
         first = str(error).strip().splitlines()
         return f"since a tree of masks failed with {first[0] if first else type(error).__name__}"
-    if not worst <= tolerance(checkpoint):
+    if not worst <= tolerance(model):
         return f"since a tree of masks changes its log-probabilities (by {worst:.2g})"
     return None
 
 
-def tolerance(checkpoint: Checkpoint) -> float:
+def tolerance(model: ModelInfo) -> float:
     """Say how far apart log-probabilities may be that should be the same.
 
     Half precision, and float32 products in TF32, round logits to about 2^-8 to 2^-10 of their size;
     a wrong position is off by far more.
     """
-    is_exact = checkpoint.dtype == torch.float32 and (
-        checkpoint.device.type != "cuda" or torch.get_float32_matmul_precision() == "highest"
+    is_exact = model.dtype == torch.float32 and (
+        model.device.type != "cuda" or torch.get_float32_matmul_precision() == "highest"
     )
     return 2e-3 if is_exact else 0.25
 
@@ -106,19 +107,18 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float(difference.mean().nan_to_num(nan=torch.inf))
 
 
-def probe_group(
+def probe_nodes(
     paths: list[list[int]], tokens: list[int], batch: int, device: torch.device
-) -> Group:
-    """Make the group of the nodes that these paths of slots lead to."""
+) -> NodeBatch:
+    """Make the nodes that these paths of slots lead to."""
     path = torch.tensor([[*p, *[-1] * (4 - len(p))] for p in paths], device=device)
     slot = torch.tensor([p[-1] if p else 0 for p in paths], device=device)
     table = torch.tensor(tokens, device=device)
     path, slot = path.expand(batch, -1, -1), slot.expand(batch, -1)
-    return Group(
+    return NodeBatch(
         token=table[slot],
         slot=slot,
         depth=(path >= 0).sum(-1),
-        log_prob=torch.zeros(slot.shape, dtype=torch.float64, device=device),
         path=path,
         prefix=table[path.clamp(min=0)].where(path >= 0, -1),
         is_valid=torch.ones(slot.shape, dtype=torch.bool, device=device),

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bestk.backends.base import Group, Room
 from bestk.backends.transformers.model import pad_right
-from bestk.backends.transformers.probe import distance, probe_group, tolerance
-from bestk.backends.transformers.sources import Encoded, Seq2SeqCheckpoint, Source
+from bestk.backends.transformers.probe import distance, probe_nodes, tolerance
+from bestk.backends.transformers.sources import Encoded, EncoderDecoderInfo, Source
 from bestk.errors import ModelError
+from bestk.nodes import BatchSpec, NodeBatch
 
 logger = logging.getLogger("bestk")
 
@@ -40,33 +40,33 @@ def find_obstacle(probe: Probe, tree: MakeSession, prefix: MakeSession) -> str |
 
     Sets what may be padded. Raises if recomputed prefixes are wrong too.
     """
-    checkpoint = probe.checkpoint
-    if checkpoint.reads_text and checkpoint.can_pad:
-        checkpoint.can_pad = probe.pads_rightly()
-    for checkpoint.can_mask_one in (True, False):
+    model = probe.model
+    if model.reads_text and model.can_pad:
+        model.can_pad = probe.pads_rightly()
+    for model.can_mask_one in (True, False):
         worst, failure = probe.error_of(tree)
         if failure is None and worst <= probe.tolerance:
             return None
-    for checkpoint.can_pad_prefixes in (True, False):
+    for model.can_pad_prefixes in (True, False):
         error, broken = probe.error_of(prefix)
         if broken is None and error <= probe.tolerance:
             change = f"a tree of masks changes its log-probabilities (by {worst:.2g})"
             return f"since {failure or change}"
     reason = broken or f"its log-probabilities depend on the batch (by {error:.2g})"
-    raise ModelError(f"{checkpoint.name} cannot be searched: {reason}")
+    raise ModelError(f"{model.name} cannot be searched: {reason}")
 
 
 @torch.inference_mode()
 def reads_tensors(probe: Probe, tree: MakeSession) -> bool:
     """Say whether texts can be read from padded tensors, without a question to the device."""
-    checkpoint = probe.checkpoint
-    is_plain = checkpoint.reads_text and checkpoint.can_pad and None not in checkpoint.prompt
-    encoder = checkpoint.model.get_encoder()
+    model = probe.model
+    is_plain = model.reads_text and model.can_pad and None not in model.prompt
+    encoder = model.module.get_encoder()
     is_whole = not getattr(encoder.config, "sliding_window", None)
     if not is_plain or not is_whole or probe.is_encoded:
         return False
     error, failure = probe.error_of(tree, _read)
-    logger.debug("%s: read from tensors: %s", checkpoint.name, failure or f"off by {error:.2g}")
+    logger.debug("%s: read from tensors: %s", model.name, failure or f"off by {error:.2g}")
     return failure is None and error <= probe.tolerance
 
 
@@ -82,7 +82,7 @@ def agrees(probe: Probe, plain: MakeSession, fused: MakeSession) -> bool:
     error = probe.error(found) if failure is None else worst
     apart = max((_apart(*pair) for pair in zip(usual, found, strict=False)), default=worst)
     logger.debug(
-        "%s: fused layers: %s", probe.checkpoint.name, failure or f"off by {error:.2g}, {apart:.2g}"
+        "%s: fused layers: %s", probe.model.name, failure or f"off by {error:.2g}, {apart:.2g}"
     )
     is_close = apart <= (1e-3 if probe.tolerance < 0.1 else 0.1)
     return failure is None and error <= probe.tolerance and is_close
@@ -96,20 +96,20 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float((difference.abs() / spread).mean().nan_to_num(nan=torch.inf))
 
 
-def _root(session: Any, group: Group, sources: list[Any]) -> float:
-    session.root(group)
+def _prefill(session: Any, roots: NodeBatch, sources: list[Any]) -> float:
+    session.prefill(roots, dict(enumerate(sources)), whole=True)
     return 0.0
 
 
-def _read(session: Any, group: Group, sources: list[Any]) -> float:
-    """Read the sources from tensors, and say how far the first children are from the usual ones."""
-    usual = session.root(group).log_prob
-    device = session.checkpoint.device
+def _read(session: Any, roots: NodeBatch, sources: list[Any]) -> float:
+    """Read the sources from tensors, and return how far the first logits are from the usual."""
+    usual = session.prefill(roots, dict(enumerate(sources)), whole=True)
+    device = session.model.device
     tokens, lengths = pad_right(sources, device, size=max(map(len, sources)) + 3)
     rows = torch.arange(len(sources), device=device)
     with _unasked(device):
-        first = session.read(group, tokens, lengths, rows).log_prob
-    return float((first - usual).abs().nan_to_num(nan=0.0).mean())
+        first = session.prefill_tensors(roots, tokens, lengths, rows)
+    return distance(first, usual)
 
 
 @contextlib.contextmanager
@@ -135,19 +135,19 @@ class Probe:
     """
 
     @torch.inference_mode()
-    def __init__(self, checkpoint: Seq2SeqCheckpoint, example: Source) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, model: EncoderDecoderInfo, example: Source) -> None:
+        self.model = model
         self.is_encoded = isinstance(example, Encoded)
-        self.sources = _sources(checkpoint, example)
+        self.sources = _sources(model, example)
         # Half precision rounds logits to about 2^-8 of their size; a wrong position is off by more.
-        self.tolerance = tolerance(checkpoint)
-        self.tokens = [0, *_some(_NUM_SLOTS - 1, 5, checkpoint.vocab_size)]
-        self.alone = [checkpoint.encode([source]) for source in self.sources]
+        self.tolerance = tolerance(model)
+        self.tokens = [0, *_some(_NUM_SLOTS - 1, 5, model.vocab_size)]
+        self.alone = [model.encode([source]) for source in self.sources]
         self._known: dict[tuple[int, ...], Tensor] = {}
 
     def pads_rightly(self) -> bool:
         """Compare the encoder's outputs for a padded batch with those for each source alone."""
-        together = self.checkpoint.encode(self.sources)
+        together = self.model.encode(self.sources)
         for row, encoded in enumerate(self.alone):
             ours = together.hidden[row, : encoded.hidden.shape[1]].float()
             scale = encoded.hidden.float().abs().mean().clamp(min=1e-6)
@@ -157,21 +157,21 @@ class Probe:
         return True
 
     def error_of(
-        self, make: MakeSession, begin: Callable[..., float] = _root
+        self, make: MakeSession, begin: Callable[..., float] = _prefill
     ) -> tuple[float, str | None]:
         """Return the largest mean difference of log-probabilities, or what failed."""
         worst, found, failure = self.answers(make, begin)
         return max(worst, self.error(found)), failure
 
     def answers(
-        self, make: MakeSession, begin: Callable[..., float] = _root
+        self, make: MakeSession, begin: Callable[..., float] = _prefill
     ) -> tuple[float, list[Tensor], str | None]:
         """Search the small trees: how far the beginning was off, all logits, or what failed."""
-        room = Room(width=2, capacity=_NUM_SLOTS, depth=4, num_children=1, prompt_size=16)
+        spec = BatchSpec(width=2, slots=_NUM_SLOTS, depth=4, num_children=1)
         try:
-            session = make(self.checkpoint, self.sources, room)
-            worst = begin(session, self._group([[]]), self.sources)
-            found = [session.logits(self._group(call)) for call in _CALLS]
+            session = make(self.model, self.sources, spec, 16)
+            worst = begin(session, self._nodes([[]]), self.sources)
+            found = [session.logits(self._nodes(call)) for call in _CALLS]
             session.close()
         except (torch.OutOfMemoryError, NameError):  # neither says anything about the model
             raise
@@ -197,30 +197,30 @@ class Probe:
 
     def _run_whole(self, row: int, path: list[int]) -> Tensor:
         """Run the whole model over one source, encoder and all."""
-        checkpoint, source = self.checkpoint, self.sources[row]
+        model, source = self.model, self.sources[row]
         sequence = [*self.alone[row].prompts[0], *(self.tokens[slot] for slot in path)]
         if isinstance(source, Encoded):
             options = source.options()
         elif isinstance(source, Tensor):
-            features = source[None].to(checkpoint.device, checkpoint.dtype)
-            options = {checkpoint.source_input: features}
+            features = source[None].to(model.device, model.dtype)
+            options = {model.source_input: features}
         else:
-            tokens = torch.tensor([source], device=checkpoint.device)
+            tokens = torch.tensor([source], device=model.device)
             options = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        return checkpoint.logits_after([sequence], **options, use_cache=False)[0]
+        return model.logits_after([sequence], **options, use_cache=False)[0]
 
-    def _group(self, paths: list[list[int]]) -> Group:
-        device = self.checkpoint.device
-        return probe_group(paths, self.tokens, len(self.sources), device)
+    def _nodes(self, paths: list[list[int]]) -> NodeBatch:
+        device = self.model.device
+        return probe_nodes(paths, self.tokens, len(self.sources), device)
 
 
-def _sources(checkpoint: Seq2SeqCheckpoint, source: Source) -> list[Any]:
+def _sources(model: EncoderDecoderInfo, source: Source) -> list[Any]:
     """Make two short texts of unequal lengths; of features, the given ones and some changed."""
     if isinstance(source, Tensor):
         return [source, source.flip(-1)]
-    if isinstance(source, Encoded) and not checkpoint.reads_text:
+    if isinstance(source, Encoded) and not model.reads_text:
         return [source, replace(source, hidden=source.hidden.flip(-1))]
-    vocab = checkpoint.vocab_size
+    vocab = model.vocab_size
     return [_some(6, 11, vocab), _some(3, 23, vocab)]
 
 

@@ -6,8 +6,7 @@ what somebody else has encoded already. Knows plain forward passes; knows nothin
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -15,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bestk.backends.base import Children, Group
+from bestk.backends.base import Context
 from bestk.backends.transformers.decoder_prompt import DecoderPrompt, decoder_prompt, setting
-from bestk.backends.transformers.model import Checkpoint, pad_right
+from bestk.backends.transformers.model import ModelInfo, pad_right
 from bestk.errors import PromptError
 
 # Encoders with one of these look at blocks of the source, which padding moves or mixes into them.
@@ -39,6 +38,7 @@ class Encoded:
     mask: Bool[Tensor, "batch places"] | None  # None where no row is padded
     prompts: list[list[int]]  # the decoder's
     kind: Any  # the class that this model's encoder returns
+    ids: Sequence[int] = ()  # of the one source, where it is text
 
     @classmethod
     def joined(cls, parts: Sequence[Encoded]) -> Encoded:
@@ -81,7 +81,7 @@ class Encoded:
 Source = Sequence[int] | Tensor | Encoded
 
 
-class Seq2SeqCheckpoint(Checkpoint):
+class EncoderDecoderInfo(ModelInfo):
     """A loaded encoder-decoder and the facts that a search needs from it."""
 
     token_input = "decoder_input_ids"
@@ -131,7 +131,7 @@ class Seq2SeqCheckpoint(Checkpoint):
             return Encoded.joined([self.encode([source]) for source in sources])
         tokens, lengths = pad_right(cast("Sequence[Sequence[int]]", sources), self.device)
         mask = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
-        padding = setting(self.model, "pad_token_id")
+        padding = setting(self.module, "pad_token_id")
         if padding is not None:
             tokens = tokens.where(mask, padding)
         return self._run_encoder(tokens, mask)
@@ -149,7 +149,7 @@ class Seq2SeqCheckpoint(Checkpoint):
         if most is None or width + spare <= most:
             tokens = torch.nn.functional.pad(tokens, (0, spare))
         is_seen = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
-        padding = setting(self.model, "pad_token_id")
+        padding = setting(self.module, "pad_token_id")
         if padding is not None:
             tokens = tokens.masked_fill(~is_seen, int(padding))
         # Four axes, so that the encoder need not build, or look into, a mask of its own.
@@ -157,19 +157,23 @@ class Seq2SeqCheckpoint(Checkpoint):
         wide = mask.expand(-1, -1, tokens.shape[1], -1)
         if wide.numel() <= _SMALL_MASK:  # else every layer would do it
             wide = wide.contiguous()
-        return self.model.get_encoder()(input_ids=tokens, attention_mask=wide), mask
+        return self.module.get_encoder()(input_ids=tokens, attention_mask=wide), mask
 
     def prompt_size(self, source: Source) -> int:
         """Count the decoder's tokens before a text."""
         return len(source.prompts[0] if isinstance(source, Encoded) else self.prompt)
 
-    def told(self, sources: Sequence[Source]) -> tuple[Sequence[Source], list[list[int]]]:
-        """Return the decoder's prompts, with the sources encoded if that takes their languages."""
+    def contexts(self, sources: Sequence[Source]) -> list[Context]:
+        """Return what texts follow on, with the sources encoded if that takes their languages."""
+        texts = [source if isinstance(source, list) else () for source in sources]
         if None in self.prompt and not isinstance(sources[0], Encoded):
             sources = self.encode(sources).parts()
         known = [token for token in self.prompt if token is not None]
-        return sources, [
-            source.prompts[0] if isinstance(source, Encoded) else known for source in sources
+        return [
+            Context(source, source.prompts[0], source.ids or text)
+            if isinstance(source, Encoded)
+            else Context(source, known, text)
+            for source, text in zip(sources, texts, strict=True)
         ]
 
     def read(
@@ -201,7 +205,7 @@ class Seq2SeqCheckpoint(Checkpoint):
         return self.last_logits(*pad_right(sequences, self.device), **options)
 
     def _run_encoder(self, source: Tensor, mask: Bool[Tensor, "batch places"] | None) -> Encoded:
-        encoder = self.model.get_encoder()
+        encoder = self.module.get_encoder()
         attention = getattr(encoder, "attention_type", None)
         options = {} if mask is None else {"attention_mask": mask.long()}
         output = encoder(**{self.source_input: source}, **options)
@@ -242,7 +246,7 @@ class Seq2SeqCheckpoint(Checkpoint):
 
     def _detect_languages(self, encoded: Encoded) -> list[int]:
         """Take the likeliest language token after the start token, as Whisper's `generate` does."""
-        known = sorted(setting(self.model, "lang_to_id").values())
+        known = sorted(setting(self.module, "lang_to_id").values())
         starts = cast("list[list[int]]", [self.prompt[:1]] * len(encoded.hidden))
         logits = self.logits_after(starts, **encoded.options(), use_cache=False)
         best = logits[:, known].argmax(dim=-1)
@@ -254,25 +258,3 @@ class Seq2SeqCheckpoint(Checkpoint):
             if length:
                 return int(length)
         return None
-
-
-class OfSources(ABC):
-    """What sessions of encoder-decoders share: a source for every search, told once."""
-
-    checkpoint: Seq2SeqCheckpoint
-    sources: dict[int, Source]
-
-    @torch.inference_mode()
-    def decoder_prompts(self) -> list[list[int]]:
-        """Return what the texts of each search follow on; `root` need not encode twice for it."""
-        sources, prompts = self.checkpoint.told(list(self.sources.values()))
-        self.sources = dict(zip(self.sources, sources, strict=True))
-        return prompts
-
-    def root(self, group: Group) -> Children:
-        """Encode the sources and read the decoder's prompts; the last token gives the children."""
-        return self.refill(group, self.sources)
-
-    @abstractmethod
-    def refill(self, group: Group, sources: Mapping[int, Source]) -> Children:
-        """Read new sources for some of the searches; the other rows of the result mean nothing."""

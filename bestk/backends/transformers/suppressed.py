@@ -9,22 +9,22 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from bestk.backends.transformers.decoder_prompt import setting
-from bestk.backends.transformers.sources import Seq2SeqCheckpoint
+from bestk.backends.transformers.sources import EncoderDecoderInfo
 
 
-class Forbidden:
+class SuppressedTokens:
     """Tokens that the generation config rules out everywhere: Marian's padding, Whisper's signs.
 
     Only single tokens: phrases and all other rules are for the processors.
     """
 
-    def __init__(self, checkpoint: Seq2SeqCheckpoint) -> None:
-        words = _listed(checkpoint, "bad_words_ids")
+    def __init__(self, model: EncoderDecoderInfo) -> None:
+        words = _listed(model, "bad_words_ids")
         always = {word[0] for word in words if len(word) == 1}
-        always |= set(_listed(checkpoint, "suppress_tokens"))
-        first = always | set(_listed(checkpoint, "begin_suppress_tokens"))
-        self._later = _is_listed(always, checkpoint)
-        self._at_start = _is_listed(first, checkpoint)
+        always |= set(_listed(model, "suppress_tokens"))
+        first = always | set(_listed(model, "begin_suppress_tokens"))
+        self._later = _is_listed(always, model)
+        self._at_start = _is_listed(first, model)
 
     def at_start(self, logits: Tensor) -> Tensor:
         """Rule tokens out of the first place of a text."""
@@ -35,15 +35,15 @@ class Forbidden:
         return logits if self._later is None else logits.masked_fill(self._later, -torch.inf)
 
 
-def _listed(checkpoint: Seq2SeqCheckpoint, name: str) -> list[Any]:
-    return (setting(checkpoint.model, name) or []) if checkpoint.has_rules else []
+def _listed(model: EncoderDecoderInfo, name: str) -> list[Any]:
+    return (setting(model.module, name) or []) if model.has_rules else []
 
 
-def _is_listed(tokens: set[int], checkpoint: Seq2SeqCheckpoint) -> Bool[Tensor, " vocab"] | None:
-    size = checkpoint.vocab_size
+def _is_listed(tokens: set[int], model: EncoderDecoderInfo) -> Bool[Tensor, " vocab"] | None:
+    size = model.vocab_size
     listed = [token for token in tokens if 0 <= token < size]
     if not listed:
         return None
-    mask = torch.zeros(size, dtype=torch.bool, device=checkpoint.device)
+    mask = torch.zeros(size, dtype=torch.bool, device=model.device)
     mask[listed] = True
     return mask

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bestk.backends.base import Room
-from bestk.backends.prefix import EngineFacts, Likeliest, PromptedBackend
+from bestk.backends.base import Memory
+from bestk.backends.prefix import EngineInfo, PrefixBackend, TopLogprobs
 from bestk.backends.vllm.client import driver_of
 from bestk.errors import BestKError, ModelError, OptionError
+from bestk.nodes import BatchSpec
 
 CONNECTOR = "TailConnector"
 
 
-class VllmBackend(PromptedBackend):
+class VllmBackend(PrefixBackend):
     """A language model that vLLM runs, with or without an adapter."""
 
     def __init__(
@@ -30,9 +31,9 @@ class VllmBackend(PromptedBackend):
         self.lora_request = lora_request
         self.block_size: int = config.cache_config.block_size
         self.num_blocks: int = config.cache_config.num_gpu_blocks or 0
-        self.has_tails = has_tails(config)
+        self.keeps_partial_blocks = keeps_partial_blocks(config)
 
-    def ask(self, prefixes: list[list[int]], num_tokens: int) -> Sequence[Likeliest]:
+    def ask(self, prefixes: list[list[int]], num_tokens: int) -> Sequence[TopLogprobs]:
         """Ask for all prefixes at once; vLLM forms its own batches of them."""
         try:
             return self.driver.ask(prefixes, num_tokens, self.lora_request)
@@ -49,22 +50,21 @@ class VllmBackend(PromptedBackend):
         offline = getattr(self.engine, "llm_engine", None)
         (self.engine if offline is None else offline.engine_core).shutdown()
 
-    def free_bytes(self) -> int | None:
-        """Count the cache's room, in tokens: all of it can be had, vLLM evicts what is old."""
-        return self.num_blocks * self.block_size or None
+    def memory(self, spec: BatchSpec, prompt_size: int) -> Memory | None:
+        """Return the cache's room in tokens, and what a search should find there.
 
-    def lane_bytes(self, prompt_size: int, room: Room) -> int:
-        """Count what a search should find there, in tokens: its prompt, its step, its tails.
-
-        A tail is a block, and old ones are seldom gone on from: room for one in four loses nothing,
-        and even one in six costs 3% more tokens (b = 10, T = 30).
+        All of it can be had: vLLM evicts what is old. A search needs its prompt, its step and its
+        partial blocks, of which old ones are seldom gone on from: room for one in four loses
+        nothing, and even one in six costs 3% more tokens (b = 10, T = 30).
         """
-        tails = room.capacity // 4 if self.has_tails else 0
-        return prompt_size + room.width * room.depth + tails * self.block_size
+        partial = spec.slots // 4 if self.keeps_partial_blocks else 0
+        each = prompt_size + spec.width * spec.depth + partial * self.block_size
+        free = self.num_blocks * self.block_size
+        return Memory(free=free, per_search=each) if free else None
 
 
-def has_tails(config: Any) -> bool:
-    """Say whether requests go on from where others ended, by the connector of `tails.py`."""
+def keeps_partial_blocks(config: Any) -> bool:
+    """Return whether requests go on from where others ended, by `partial_blocks.py`."""
     transfer = config.kv_transfer_config
     return transfer is not None and transfer.kv_connector == CONNECTOR
 
@@ -100,11 +100,11 @@ def _check(config: Any, lora_request: Any) -> None:
         )
 
 
-def _facts(config: Any, name: str | None, lora_request: Any) -> EngineFacts:
+def _facts(config: Any, name: str | None, lora_request: Any) -> EngineInfo:
     model = config.model_config
     vocab_size = int(model.get_vocab_size())
     adapter = "" if lora_request is None else f"+{lora_request.name}"
-    return EngineFacts(
+    return EngineInfo(
         name=(name or f"vllm:{model.served_model_name or model.model}") + adapter,
         vocab_size=vocab_size,
         eos_ids=_eos_ids(model, vocab_size),

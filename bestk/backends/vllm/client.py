@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bestk.backends.prefix import Likeliest
+from bestk.backends.prefix import TopLogprobs
 from bestk.errors import ModelError
 
 # The version whose engine core is spoken to without vLLM's front end.
@@ -28,7 +28,7 @@ class Driver(ABC):
     @abstractmethod
     def ask(
         self, prefixes: Sequence[list[int]], num_tokens: int, lora_request: Any
-    ) -> list[Likeliest]:
+    ) -> list[TopLogprobs]:
         """Return the likeliest next tokens of every prefix."""
 
 
@@ -65,12 +65,12 @@ class StepDriver(Driver):
         self.engine = engine
         self.lock = threading.Lock()
         self.waiting: set[str] = set()
-        self.answers: dict[str, Likeliest | ModelError] = {}
+        self.answers: dict[str, TopLogprobs | ModelError] = {}
         self.numbers = itertools.count()
 
     def ask(
         self, prefixes: Sequence[list[int]], num_tokens: int, lora_request: Any
-    ) -> list[Likeliest]:
+    ) -> list[TopLogprobs]:
         """Add a request for every prefix and step until all are answered."""
         ids = [f"bestk-{next(self.numbers)}" for _ in prefixes]
         try:
@@ -118,9 +118,9 @@ class StepDriver(Driver):
                 name, tokens_input(prefix), params.clone(), lora_request=lora_request
             )
 
-    def step(self) -> Iterable[tuple[str, Likeliest | ModelError]]:
+    def step(self) -> Iterable[tuple[str, TopLogprobs | ModelError]]:
         """Run the engine once, and return the answers that it gave."""
-        found: list[tuple[str, Likeliest | ModelError]] = []
+        found: list[tuple[str, TopLogprobs | ModelError]] = []
         for output in self.engine.step():
             try:
                 found.append((output.request_id, listed(output)))
@@ -166,16 +166,16 @@ class CoreDriver(StepDriver):
                 )
             )
 
-    def step(self) -> Iterable[tuple[str, Likeliest | ModelError]]:
+    def step(self) -> Iterable[tuple[str, TopLogprobs | ModelError]]:
         """Run the engine once, and return the answers that it gave."""
-        found: list[tuple[str, Likeliest | ModelError]] = []
+        found: list[tuple[str, TopLogprobs | ModelError]] = []
         for output in self.core.get_output().outputs:
-            answer: Likeliest | ModelError
+            answer: TopLogprobs | ModelError
             if output.new_logprobs is None:
                 answer = ModelError(f"vLLM gave up on a request: {output.finish_reason}")
             else:
                 tokens, log_probs = output.new_logprobs[:2]
-                answer = Likeliest(tokens[0][1:], log_probs[0][1:])
+                answer = TopLogprobs(tokens[0][1:], log_probs[0][1:])
             found.append((output.request_id, answer))
         return found
 
@@ -184,7 +184,7 @@ class CoreDriver(StepDriver):
         self.core.abort_requests(ids)
 
 
-def _sound(answer: Likeliest | ModelError) -> Likeliest:
+def _sound(answer: TopLogprobs | ModelError) -> TopLogprobs:
     if isinstance(answer, ModelError):
         raise answer
     return answer
@@ -204,7 +204,7 @@ class AsyncDriver(Driver):
 
     def ask(
         self, prefixes: Sequence[list[int]], num_tokens: int, lora_request: Any
-    ) -> list[Likeliest]:
+    ) -> list[TopLogprobs]:
         """Ask for all prefixes at once, and wait."""
         self.check_thread()
         asked = self.all_of(prefixes, num_tokens, lora_request)
@@ -231,7 +231,7 @@ class AsyncDriver(Driver):
 
     async def all_of(
         self, prefixes: Sequence[list[int]], num_tokens: int, lora_request: Any
-    ) -> list[Likeliest]:
+    ) -> list[TopLogprobs]:
         """Ask for every prefix in a task of its own; if one fails, none goes on."""
         params = sampling_params(num_tokens)
         try:
@@ -244,7 +244,7 @@ class AsyncDriver(Driver):
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def one_of(self, prefix: list[int], params: Any, lora_request: Any) -> Likeliest:
+    async def one_of(self, prefix: list[int], params: Any, lora_request: Any) -> TopLogprobs:
         """Ask for one prefix."""
         from vllm.inputs.engine import tokens_input
 
@@ -296,9 +296,9 @@ def sampling_params(num_tokens: int) -> Any:
     )
 
 
-def listed(output: Any) -> Likeliest:
+def listed(output: Any) -> TopLogprobs:
     """Read the tokens that an output lists; the first is the sampled one, which comes again."""
     found = output.outputs[0].logprobs if output is not None else None
     if not found:
         raise ModelError("vLLM gave up on a request")
-    return Likeliest(found.token_ids[1:], found.logprobs[1:])
+    return TopLogprobs(found.token_ids[1:], found.logprobs[1:])

@@ -42,7 +42,7 @@ def from_vllm(
     if config is None:
         raise ModelError(f"from_vllm takes a vllm.LLM or AsyncLLM, got {type(llm).__name__}")
     backend = VllmBackend(llm, config, name=name, lora_request=lora_request)
-    _advise(config, backend.has_tails)
+    _advise(config, backend.keeps_partial_blocks)
     template = chat_template or getattr(llm, "chat_template", None)
     if tokenizer is None and not config.model_config.skip_tokenizer_init:
         tokenizer = llm.get_tokenizer()

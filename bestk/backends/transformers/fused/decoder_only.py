@@ -12,297 +12,164 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from bestk.backends.transformers import attention
-from bestk.backends.transformers.fused.packed import Joined, can_join, has_hooks, is_plain, joined
+from bestk.backends.transformers.fused import parts
+from bestk.backends.transformers.fused.packed import can_pack, packed
+from bestk.backends.transformers.kernels import elementwise as kernels
+from bestk.backends.transformers.kernels.elementwise import Norm
+from bestk.backends.transformers.replaced import Replacement, has_hooks, is_untouched
 
 logger = logging.getLogger("bestk")
 
-_TOLERANCE = {torch.float32: 1e-4}
-_HALF_TOLERANCE = 5e-2
-# Memory that the old places of joined weights may hold before it is given back.
-_MOST_FREED = 2**30
-
-
-class Carried:
-    """A sum of residuals and the same normed for its reader, on the way from layer to layer."""
-
-    def __init__(self) -> None:
-        self.hidden: Tensor | None = None
-        self.normed: Tensor | None = None
-
-    def put(self, hidden: Tensor, normed: Tensor) -> None:
-        """Leave a sum for the next layer."""
-        self.hidden, self.normed = hidden, normed
-
-    def take(self, hidden: Tensor) -> Tensor | None:
-        """Return what was left with this very sum, None if the reader got something else."""
-        normed = self.normed if hidden is self.hidden else None
-        self.clear()
-        return normed
-
-    def clear(self) -> None:
-        """Hold nothing."""
-        self.hidden = self.normed = None
+Angles: TypeAlias = tuple[Tensor, Tensor]  # cosines and sines [batch or 1, length, head]
 
 
 class FusedLayer:
     """One decoder layer that runs fused while the tree is searched, and as it is otherwise."""
 
-    def __init__(self, layer: Any, carried: Carried) -> None:
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.residual = parts.Residual()
         block, gate = layer.self_attn, layer.mlp
-        self.layer, self.carried = layer, carried
-        self.qkv_layers = [block.q_proj, block.k_proj, block.v_proj]
-        self.gate_layers = [gate.gate_proj, gate.up_proj]
-        self.output, self.down = block.o_proj, gate.down_proj
-        self.norm, self.second_norm = layer.input_layernorm, layer.post_attention_layernorm
-        self.next_norm = self.second_norm  # until it is known what reads the layer's output
-        self.qkv: Joined = joined(self.qkv_layers)
-        self.gate_up: Joined = joined(self.gate_layers)
-        self.head = int(block.head_dim)
-        self.heads, self.kv_heads = (
-            part.out_features // self.head for part in (block.q_proj, block.k_proj)
+        self.inputs = [block.q_proj, block.k_proj, block.v_proj]
+        self.gates = [gate.gate_proj, gate.up_proj]
+        self.output, self.down = parts.linear(block.o_proj), parts.linear(gate.down_proj)
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        if getattr(block, "q_norm", None) is not None:  # norms of each head
+            norms += [block.q_norm, block.k_norm]
+        self.norm, self.second_norm, *self.head_norms = map(parts.norm, norms)
+        self.next_norm: Norm | None = None  # until it is known what reads the layer's output
+        self.head, self.index = int(block.head_dim), int(block.layer_idx)
+        self.heads = [part.out_features // self.head for part in self.inputs]
+        self.scaling = float(block.scaling)
+
+        known = [*self.inputs, *self.gates, self.output, self.down, *norms]
+        _, *self.inner = layer.modules()
+        self.held = [
+            (held, name, held[name])
+            for module in (layer, *self.inner)
+            for held in (vars(module)["_modules"], vars(module)["_parameters"])
+            for name in held
+        ]
+        sizes = [block.q_proj.in_features] * 2 + [self.head] * len(self.head_norms)
+        parts.require(
+            can_pack(self.inputs),
+            can_pack(self.gates),
+            all(map(is_untouched, (layer, *self.inner))),
+            # No parameters of its own, such as sinks.
+            {weight for part in known for weight in part.parameters()} == {*layer.parameters()},
+            len({weight.dtype for weight in layer.parameters()}) == 1,
+            all(parts.norm(norm).is_rms for norm in norms),
+            [len(norm.weight) for norm in norms] == sizes,
+            self.heads[1] == self.heads[2],
         )
-        self.index, self.scaling = int(block.layer_idx), float(block.scaling)
+        self.qkv, self.gate_up = packed(self.inputs), packed(self.gates)
 
     def is_current(self) -> bool:
-        """Say whether the model still is what was fused."""
-        parts = [self.layer.self_attn, self.layer.mlp, self.norm, self.second_norm]
-        parts += [*self.qkv_layers, *self.gate_layers, self.output, self.down]
+        """Return whether the model still is what was fused."""
         return (
-            self.qkv.is_current(self.qkv_layers)
-            and self.gate_up.is_current(self.gate_layers)
-            and not any(map(has_hooks, parts))
+            self.qkv.is_current(self.inputs)
+            and self.gate_up.is_current(self.gates)
+            and all(held.get(name) is what for held, name, what in self.held)
+            and not any(map(has_hooks, self.inner))
         )
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        *args: Any,
-        past_key_values: Any = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Be the layer's forward."""
-        layout, path = attention.current()
-        is_step = path is not None
-        cache = _cache_layer(past_key_values, self.index)
-        if (
-            args
-            or layout is None
-            or (is_step and cache is None)
-            or position_embeddings is None
-            or position_embeddings[0].shape[-1] != self.head
-        ):
-            return type(self.layer).forward(
-                self.layer,
-                hidden_states,
-                *args,
-                past_key_values=past_key_values,
-                position_embeddings=position_embeddings,
-                **options,
-            )
-        attend = functools.partial(self._step, layout, path, cache) if is_step else self._read
-        return self._run(hidden_states, position_embeddings, attend, past_key_values)
-
-    def _run(self, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Any, past: Any) -> Tensor:
-        from bestk.backends.transformers.kernels import elementwise as kernels
-
-        normed = self.carried.take(hidden)
-        if normed is None:
-            normed = kernels.rms_norm(hidden, self.norm.weight, self.norm.variance_epsilon)
-        mixed = attend(normed, angles, past)
-        product = functional.linear(mixed, self.output.weight, self.output.bias)
-        hidden, normed = _added(hidden, product, self.second_norm)
-        both = functional.linear(normed, self.gate_up.weight, self.gate_up.bias)
-        inner = kernels.gated(both)
-        product = functional.linear(inner, self.down.weight, self.down.bias)
-        hidden, normed = _added(hidden, product, self.next_norm)
-        if self.next_norm is not self.second_norm:
-            self.carried.put(hidden, normed)
-        return hidden
-
-    def _step(
-        self, layout: Any, path: Any, cache: Any, normed: Tensor, angles: Any, _: Any
+        self, hidden_states: Tensor, *, position_embeddings: Angles, past_key_values: Any, **_: Any
     ) -> Tensor:
-        """Attend from nodes of a tree: their keys and values go to the layout's places."""
-        from bestk.backends.transformers.kernels import elementwise as kernels
-        from bestk.backends.transformers.kernels import tree_attention as tree_kernels
+        """Be the layer's forward, for the tokens of prompts or the nodes of a tree."""
+        if position_embeddings[0].shape[-1] != self.head:
+            raise ValueError("positions turn only a part of each head")
+        normed = self.residual.take(hidden_states)
+        if normed is None:
+            normed = kernels.rms_norm(hidden_states, self.norm)
+        product = parts.multiply(self.qkv, normed)
+        inputs = self._attention_inputs(product, position_embeddings, past_key_values)
+        mixed = attention.attend(self.layer.self_attn, *inputs, None, scaling=self.scaling)[0]
+        mixed = parts.multiply(self.output, mixed.flatten(2))
+        hidden, normed = kernels.add_norm(mixed, hidden_states, self.second_norm)
+        inner = kernels.gated(parts.multiply(self.gate_up, normed))
+        hidden, normed = kernels.add_norm(parts.multiply(self.down, inner), hidden, self.next_norm)
+        return hidden if self.next_norm is None else self.residual.put(hidden, normed)
 
-        product = functional.linear(normed, self.qkv.weight, self.qkv.bias)
-        cos, sin = angles
-        query = kernels.place(
-            product, cos, sin, cache.keys, cache.values, layout.write, self._norms()
-        )
-        mixed = tree_kernels.tree_attention(
-            query,
-            cache.keys,
-            cache.values,
-            path,
-            layout.prompt_length,
-            layout.prompt_size,
-            self.scaling,
-        )
-        return mixed.flatten(2)
-
-    def _read(self, normed: Tensor, angles: Any, past: Any) -> Tensor:
-        """Attend from the tokens of prompts, each to those before it."""
-        from bestk.backends.transformers.kernels import elementwise as kernels
-
-        product = functional.linear(normed, self.qkv.weight, self.qkv.bias)
+    def _attention_inputs(
+        self, product: Tensor, angles: Angles, past: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what attention is given: queries, and the keys and values that they may see."""
+        layout, path = attention.current()
+        if path is not None:  # nodes, whose places the layout knows
+            assert layout is not None
+            assert layout.write is not None
+            cache = past.layers[self.index]
+            query = kernels.place(
+                product, *angles, cache.keys, cache.values, layout.write, self.head_norms
+            )
+            return query, cache.keys, cache.values
         whole = product.view(*product.shape[:-1], -1, self.head)  # [batch, length, heads, head]
-        counts = [self.heads, self.kv_heads, self.kv_heads]
-        query, keys, values = torch.split(whole, counts, dim=2)
-        norms = self._norms()
-        if norms is not None:
-            query = kernels.rms_norm(query, norms[0], norms[2])
-            keys = kernels.rms_norm(keys, norms[1], norms[2])
+        query, keys, values = torch.split(whole, self.heads, dim=2)
+        if self.head_norms:
+            query, keys = map(kernels.rms_norm, (query, keys), self.head_norms)
         values = values.transpose(1, 2)
         query, keys = kernels.rotate(query.transpose(1, 2), keys.transpose(1, 2), *angles)
         if past is not None:
             keys, values = past.update(keys, values, self.index)
-        mixed, _ = attention.attend(
-            self.layer.self_attn, query, keys, values, None, scaling=self.scaling
-        )
-        return mixed.flatten(2)
-
-    def _norms(self) -> tuple[Tensor, Tensor, float] | None:
-        block = self.layer.self_attn
-        if getattr(block, "q_norm", None) is None:
-            return None
-        return block.q_norm.weight, block.k_norm.weight, block.q_norm.variance_epsilon
+        return query, keys, values
 
 
 def fused_layers(model: nn.Module, config: Any) -> list[FusedLayer]:
     """Find the layers of a model that may run fused, each tried on a sample."""
-    carried, freed = Carried(), 0
     found: list[FusedLayer] = []
-    for layer in model.modules():
-        if not _looks_right(layer):
-            continue
+    for module in model.modules():
         try:
-            fused = FusedLayer(layer, carried)
+            layer = FusedLayer(module)
+        except (AttributeError, TypeError, parts.UnknownError):
+            continue
         except torch.OutOfMemoryError:
-            logger.debug("no memory to join the weights of layer %d", len(found))
+            logger.debug("no memory to pack the weights of layer %d", len(found))
             break
-        freed += sum(weight.nbytes for weight in (fused.qkv.weight, fused.gate_up.weight))
-        if freed > _MOST_FREED and fused.qkv.weight.is_cuda:
-            torch.cuda.empty_cache()
-            freed = 0
-        if _agrees(fused, config):
-            found.append(fused)
+        if _agrees(layer, config):
+            found.append(layer)
     return found
 
 
-def chain(layers: Sequence[FusedLayer], model: nn.Module) -> Any:
-    """Tell each layer who norms its output; return the model's last norm if that is known."""
-    fused = {id(layer.layer): layer for layer in layers}
+def stacked(layers: Sequence[FusedLayer], model: nn.Module) -> Iterator[Replacement]:
+    """Name what runs in the place of layers, and of the norm after the last if that is known."""
+    fused = {layer.layer: layer for layer in layers}
     for owner in model.modules():
-        stack: Any = getattr(owner, "layers", None)
-        if not isinstance(stack, nn.ModuleList) or not all(id(part) in fused for part in stack):
+        modules: Any = getattr(owner, "layers", None)
+        if not isinstance(modules, nn.ModuleList) or not modules or not {*modules} <= {*fused}:
             continue
-        for one, other in itertools.pairwise(stack):
-            fused[id(one)].next_norm = fused[id(other)].norm
-        last = getattr(owner, "norm", None)
-        if len(stack) and type(last) is type(fused[id(stack[-1])].norm) and _is_norm(last):
-            fused[id(stack[-1])].next_norm = last
-            return last
-    return None
+        stack, residual = [fused[module] for module in modules], parts.Residual()
+        for layer in stack:
+            layer.residual = residual
+        for layer, after in itertools.pairwise(stack):
+            layer.next_norm = after.norm
+        last: Any = getattr(owner, "norm", None)
+        was_tried = type(last) is type(modules[-1].input_layernorm)  # with the layers
+        if was_tried and is_untouched(last):
+            stack[-1].next_norm = parts.norm(last)
+            yield last, "forward", functools.partial(residual.end, last)
+    for layer in layers:
+        yield layer.layer, "forward", layer.forward
 
 
-def _added(hidden: Tensor, product: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    from bestk.backends.transformers.kernels import elementwise as kernels
-
-    kind = kernels.Norm(norm.weight, None, norm.variance_epsilon, is_rms=True)
-    total, normed = kernels.add_norm(product, hidden, kind)
-    return total, normed
-
-
-def _cache_layer(past: Any, index: int) -> Any:
-    """Return one layer's keys and values if they lie in a tree's cache already."""
-    layers = getattr(past, "layers", [])
-    layer = layers[index] if index < len(layers) else None
-    return layer if getattr(layer, "is_initialized", False) else None
-
-
-def _is_norm(norm: Any, size: int | None = None) -> bool:
-    weight = getattr(norm, "weight", None)
-    return (
-        isinstance(weight, Tensor)
-        and hasattr(norm, "variance_epsilon")
-        and set(norm._parameters) == {"weight"}
-        and not norm._modules
-        and not has_hooks(norm)
-        and (size is None or weight.shape == (size,))
-    )
-
-
-def _looks_right(layer: Any) -> bool:
-    """Say whether a module has the parts of such a layer, and no others."""
-    parts = dict(layer.named_children())
-    if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
-        return False
-    block, gate = parts["self_attn"], parts["mlp"]
-    names, gate_names = set(dict(block.named_children())), set(dict(gate.named_children()))
-    projections = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    if not projections <= names <= projections | {"q_norm", "k_norm"}:
-        return False
-    if gate_names - {"act_fn"} != {"gate_proj", "up_proj", "down_proj"}:
-        return False
-    if not all(hasattr(block, name) for name in ("head_dim", "scaling", "layer_idx")):
-        return False
-    if any(has_hooks(part) or "forward" in part.__dict__ for part in (layer, block, gate)):
-        return False
-    if any(part._parameters for part in (layer, block, gate)):  # of its own, such as sinks
-        return False
-    if not all(is_plain(part) for part in (block.q_proj, block.o_proj, gate.down_proj)):
-        return False
-    head, size = int(block.head_dim), block.q_proj.weight.shape[1]
-    inputs = [block.q_proj, block.k_proj, block.v_proj]
-    if not can_join(inputs) or not can_join([gate.gate_proj, gate.up_proj]):
-        return False
-    widths = [part.weight.shape[0] for part in inputs]
-    return (
-        len({parameter.dtype for parameter in layer.parameters()}) == 1
-        and len(names & {"q_norm", "k_norm"}) != 1
-        and all(_is_norm(getattr(block, name), head) for name in names - projections)
-        and all(_is_norm(parts[name], size) for name in parts if name.endswith("layernorm"))
-        and widths[1] == widths[2]
-        and head % 2 == 0
-        and all(width % head == 0 for width in widths)
-        and widths[0] % widths[1] == 0
-        and gate.gate_proj.weight.shape == gate.up_proj.weight.shape
-    )
-
-
-@torch.inference_mode()
-def _agrees(fused: FusedLayer, config: Any) -> bool:
+def _agrees(layer: FusedLayer, config: Any) -> bool:
     """Try a layer plain and fused on a sample, as a prompt."""
-    weight = fused.qkv.weight
-    source = torch.Generator(weight.device).manual_seed(fused.index)
-
-    def sample(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=source, device=weight.device)
-
-    hidden = sample(2, 3, weight.shape[1]).to(weight.dtype)
-    angle = sample(1, 3, fused.head // 2).repeat(1, 1, 2)
+    weight = layer.qkv.weight
+    shapes = (2, 3, weight.shape[1]), (1, 3, layer.head // 2)
+    hidden, angle = parts.sample(weight.device, *shapes)
+    hidden, angle = hidden.to(weight.dtype), angle.repeat(1, 1, 2)
     angles = angle.cos().to(weight.dtype), angle.sin().to(weight.dtype)
     with attention.tree_attention(config, None, None):
-        try:
-            plain = fused.layer(hidden, position_embeddings=angles, attention_mask=None)
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
-            return False
-        found = fused._run(hidden, angles, fused._read, None)
-    fused.carried.clear()
-    if not isinstance(plain, Tensor) or plain.shape != found.shape:
-        return False
-    tolerance = _TOLERANCE.get(weight.dtype, _HALF_TOLERANCE)
-    # By the size of what the layer adds, which may be small against what goes through it.
-    added, difference = (plain - hidden).float(), (plain - found).float()
-    return bool(difference.abs().mean() <= tolerance * added.abs().mean())
+        return parts.agrees(
+            functools.partial(layer.layer, position_embeddings=angles, attention_mask=None),
+            functools.partial(layer.forward, position_embeddings=angles, past_key_values=None),
+            hidden,
+            residual=hidden,
+        )

@@ -1,16 +1,20 @@
-"""Runs the layers of a decoder as a few kernels each, for the length of one step.
+"""Runs the layers of an encoder-decoder's decoder as a few kernels each, for one step.
 
 The model's own forward still embeds tokens and positions and gives the logits; only its layers are
 replaced, and put back when the step ends. A layer is then: queries, keys and values of the nodes;
 attention along their paths; the residual stream and its norm; the same for the source; the dense
 part. No masks are made, since each kernel follows paths and lengths.
+
+Layers are recognised by their parts: BART's kin and T5's. Knows attributes of modules, no families
+by name; whether the order of the parts is right the probe finds out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,38 +23,56 @@ import torch.nn.functional as functional
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bestk.backends.base import Group
-from bestk.backends.transformers.fused.known_layers import Attention, Layer, activate, known_layers
-from bestk.backends.transformers.kernels import path_attention as seq2seq_kernels
+from bestk.backends.transformers.fused import parts
+from bestk.backends.transformers.kernels import path_attention as kernels
 from bestk.backends.transformers.kernels.elementwise import Norm, add_norm
-from bestk.backends.transformers.kv_cache import Layout
+from bestk.backends.transformers.kv_cache import CacheLayout
+from bestk.backends.transformers.replaced import Replacement, is_untouched, replaced
+from bestk.nodes import NodeBatch
 
 _LINE = 8  # values of half precision that fast products write at once
+_ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    functional.relu,
+    functional.gelu,
+    functools.partial(functional.gelu, approximate="tanh"),
+    functional.silu,
+)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What the layers of one call must know of its nodes."""
-
-    layout: Layout
-    path: Int[Tensor, "batch group depth"]
-    depth: Int[Tensor, "batch group"]
-    source_length: Int[Tensor, " batch"]
+def fused_decoder(model: Any) -> FusedDecoder | None:
+    """Return a model's decoder as kernels, None where its layers are not known or were changed."""
+    try:
+        return FusedDecoder(model)
+    except (AttributeError, ValueError, parts.UnknownError):
+        return None
 
 
 class FusedDecoder:
     """The decoder of one model, as kernels."""
 
-    def __init__(self, layers: list[Layer], final: Any, head: Any) -> None:
-        self.layers = layers
-        self.final = final
-        self.head = head
+    def __init__(self, model: Any) -> None:
+        decoder = model.get_decoder()
+        is_t5 = isinstance(getattr(decoder, "block", None), nn.ModuleList)
+        modules, names = (decoder.block, _t5_names) if is_t5 else (decoder.layers, _bart_names)
+        self.layers = [Layer(n, module, *names(module)) for n, module in enumerate(modules)]
+        self.head = _uneven_head(model)
+        # BART, Marian: each part is normed after it is added. T5, mBART, Pegasus, Whisper: before.
+        self.final = decoder.final_layer_norm if is_t5 else getattr(decoder, "layer_norm", None)
+        if self.final is not None:
+            firsts = [layer.norms[0] for layer in self.layers[1:]]
+            for layer, after in zip(self.layers, [*firsts, parts.norm(self.final)], strict=True):
+                layer.first, layer.norms = layer.norms[0], [*layer.norms[1:], after]
+        kinds = {weight.dtype for weight in modules.parameters()}
+        # T5 keeps half precision from overflowing between its parts.
+        known = {torch.float32, torch.bfloat16} | (set() if is_t5 else {torch.float16})
+        own = [*modules.modules(), *([] if self.final is None else [self.final])]
+        parts.require(len(kinds) == 1, kinds <= known, all(map(is_untouched, own)))
 
-    @contextlib.contextmanager
+    @contextmanager
     def applied(
         self,
-        layout: Layout,
-        group: Group,
+        layout: CacheLayout,
+        nodes: NodeBatch,
         source_length: Int[Tensor, " batch"],
         biases: Mapping[Any, Float[Tensor, "heads distance"]],
     ) -> Iterator[None]:
@@ -59,134 +81,158 @@ class FusedDecoder:
         `biases` are those by distance, of the attentions that have their own; the others take the
         one before them.
         """
-        step = _Step(layout, group.path, group.depth, source_length)
-        stream = _Stream()
-        bias: Tensor | None = None
-        try:
-            for number, layer in enumerate(self.layers):
-                bias = biases.get(layer.own.module, bias)
-                run = functools.partial(self._run, layer, number, step, stream, bias)
-                layer.module.forward = run
-            if self.final is not None:
-                self.final.forward = functools.partial(_end, self.final, stream)
-            if self.head is not None:
-                self.head.forward = functools.partial(aligned_product, self.head)
+        step, bias = _Step(layout, nodes, source_length, parts.Residual()), None
+        replacements: list[Replacement] = []
+        for layer in self.layers:
+            bias = biases.get(layer.own.module, bias)
+            run = functools.partial(layer.forward, step, bias)
+            replacements.append((layer.module, "forward", run))
+        for module, function in ((self.final, step.residual.end), (self.head, aligned_product)):
+            if module is not None:
+                replacements.append((module, "forward", functools.partial(function, module)))
+        with replaced(replacements):
             yield
-        finally:
-            for module in (*(layer.module for layer in self.layers), self.final, self.head):
-                if module is not None:
-                    vars(module).pop("forward", None)
 
-    def _run(
+
+@dataclass(frozen=True)
+class _Step:
+    """What the layers of one call must know of its nodes."""
+
+    layout: CacheLayout
+    nodes: NodeBatch
+    source_length: Int[Tensor, " batch"]
+    residual: parts.Residual
+
+
+class Layer:
+    """One layer of a decoder: two attentions and a dense part, each added to a residual."""
+
+    def __init__(self, number: int, module: Any, attentions: Any, norms: Any, dense: Any) -> None:
+        self.module, self.number = module, number
+        self.own, self.source = (Attention(number, *named) for named in attentions)
+        self.first: Norm | None = None  # before all, where layers norm what they read
+        self.norms = [parts.norm(norm) for norm in norms]  # after each of the three parts
+        widen, gate, narrow, activation = dense
+        self.widen, self.narrow = parts.linear(widen), parts.linear(narrow)
+        self.gate = None if gate is None else parts.linear(gate)
+        self.activation = _known_activation(activation)
+        # T5's layers hand their position biases on.
+        self.gives_biases = "position_bias" in inspect.signature(module.forward).parameters
+
+    def forward(
         self,
-        layer: Layer,
-        number: int,
         step: _Step,
-        stream: _Stream,
         bias: Tensor | None,
-        hidden: Tensor | None = None,
+        hidden_states: Tensor,
         *_: Any,
-        past_key_values: Any = None,
-        hidden_states: Tensor | None = None,
+        past_key_values: Any,
         **__: Any,
     ) -> Any:
-        """Be the forward of one layer."""
-        given = hidden if hidden is not None else hidden_states
-        if given is None or given.shape[:2] != step.path.shape[:2]:
+        """Be the layer's forward."""
+        if hidden_states.shape[:2] != step.nodes.token.shape:
             raise ValueError("a layer is called in another way than the kernels know")
-        rows = given.reshape(-1, given.shape[-1])
-        normed = stream.normed_of(given)
+        own = past_key_values.self_attention_cache.layers[self.number]
+        source = past_key_values.cross_attention_cache.layers[self.number]
+        normed = step.residual.take(hidden_states)
         if normed is None:
-            normed = rows if layer.first is None else add_norm(rows, None, layer.first)[1]
-        own = past_key_values.self_attention_cache.layers[number]
-        source = past_key_values.cross_attention_cache.layers[number]
-        after_own, after_source, after_dense = layer.norms
-        _check(layer.own, own, step)
-        _check(layer.source, source, step)
+            normed = hidden_states
+            if self.first is not None:
+                normed = add_norm(hidden_states, None, self.first)[1]
+        rows, normed = hidden_states.flatten(0, 1), normed.flatten(0, 1)
+        after_own, after_source, after_dense = self.norms
 
-        mixed = self._own(layer.own, normed, own, step, bias)
-        rows, normed = _add(mixed, layer.own.output, rows, after_own, layer)
-        mixed = self._source(layer.source, normed, source, step)
-        rows, normed = _add(mixed, layer.source.output, rows, after_source, layer)
-        wide = activate(layer.activation, _linear(layer.widen, normed))
-        if layer.gate is not None:
-            wide = wide * _linear(layer.gate, normed)
-        rows, normed = _add(wide, layer.narrow, rows, after_dense, layer)
-        return layer.returns(stream.keep(rows.view(given.shape), normed))
+        mixed = self.own.along_paths(normed, own, step, bias)
+        rows, normed = self._add(parts.multiply(self.own.output, mixed), rows, after_own)
+        mixed = self.source.over_sources(normed, source, step)
+        rows, normed = self._add(parts.multiply(self.source.output, mixed), rows, after_source)
+        wide = self.activation(parts.multiply(self.widen, normed))
+        if self.gate is not None:
+            wide = wide * parts.multiply(self.gate, normed)
+        rows, normed = self._add(parts.multiply(self.narrow, wide), rows, after_dense)
+        hidden = step.residual.put(rows.view_as(hidden_states), normed.view_as(hidden_states))
+        return (hidden, None, None) if self.gives_biases else hidden
 
-    def _own(
-        self, attention: Attention, normed: Tensor, cache: Any, step: _Step, bias: Tensor | None
-    ) -> Tensor:
-        layout = step.layout
+    def _add(self, product: Tensor, rows: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Add to the residual stream and norm it: the stream, and what reads it."""
+        total, normed = add_norm(product, rows, norm)
+        # Where layers norm what they give, the stream is the normed sum itself.
+        return (normed if self.first is None else total), normed
+
+
+class Attention:
+    """One attention: its products, and how its heads are cut."""
+
+    def __init__(self, number: int, module: Any, names: str) -> None:
+        linears = [parts.linear(getattr(module, name)) for name in names.split()]
+        self.query, self.keys, self.values, self.output = linears
+        self.module, self.scaling = module, float(module.scaling)
+        shapes = {linear.weight.shape for linear in linears[:3]}
+        parts.require(module.layer_idx == number, len(shapes) == 1)
+
+    def along_paths(self, normed: Tensor, cache: Any, step: _Step, bias: Tensor | None) -> Tensor:
+        """Keep the nodes' keys and values, and attend from each to its prompt and ancestors."""
+        self._check(cache, step)
+        layout, nodes = step.layout, step.nodes
         assert layout.write is not None
-        return seq2seq_kernels.path_attention(
-            _linear(attention.query, normed),
-            _linear(attention.keys, normed),
-            _linear(attention.values, normed),
-            cache.keys,
-            cache.values,
-            step.path,
-            step.depth,
-            layout.write,
-            layout.prompt_length,
-            layout.prompt_size,
-            attention.scaling,
-            bias,
+        return kernels.path_attention(
+            parts.multiply(self.query, normed), parts.multiply(self.keys, normed),
+            parts.multiply(self.values, normed), cache.keys, cache.values, nodes.path, nodes.depth,
+            layout.write, layout.prompt_length, layout.prompt_size, self.scaling, bias,
+        )  # fmt: skip
+
+    def over_sources(self, normed: Tensor, cache: Any, step: _Step) -> Tensor:
+        """Attend from each node to its search's source."""
+        self._check(cache, step)
+        query = parts.multiply(self.query, normed)
+        return kernels.source_attention(
+            query, cache.keys, cache.values, step.source_length, self.scaling
         )
 
-    def _source(self, attention: Attention, normed: Tensor, cache: Any, step: _Step) -> Tensor:
-        return seq2seq_kernels.source_attention(
-            _linear(attention.query, normed),
-            cache.keys,
-            cache.values,
-            step.source_length,
-            attention.scaling,
-        )
+    def _check(self, cache: Any, step: _Step) -> None:
+        """Refuse a cache of another shape: a kernel would read past its end."""
+        batch, heads, _, head = cache.keys.shape
+        known = cache.values.shape, len(step.nodes.path), self.query.out_features
+        if known != (cache.keys.shape, batch, heads * head):
+            raise ValueError(f"keys of shape {tuple(cache.keys.shape)} are not those of the layer")
 
 
-def _linear(layer: nn.Linear, rows: Tensor) -> Tensor:
-    return functional.linear(rows, layer.weight, layer.bias)
+def _bart_names(layer: Any) -> tuple[Any, Any, Any]:
+    """Name a layer's attentions, its norms, and the products and activation of its dense part."""
+    names = "q_proj k_proj v_proj out_proj"
+    return (
+        ((layer.self_attn, names), (layer.encoder_attn, names)),
+        (layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm),
+        (layer.fc1, None, layer.fc2, layer.activation_fn),
+    )
 
 
-def _add(
-    mixed: Tensor, linear: nn.Linear, rows: Tensor, norm: Norm | None, layer: Layer
-) -> tuple[Tensor, Tensor]:
-    """Multiply out, add to the residual stream and norm it: the stream, and what reads it."""
-    total, normed = add_norm(_linear(linear, mixed), rows, norm)
-    # Where layers norm what they give, the stream is the normed sum itself.
-    return (normed if layer.first is None else total), normed
+def _t5_names(layer: Any) -> tuple[Any, Any, Any]:
+    own, source, dense = layer.layer
+    inner = dense.DenseReluDense
+    is_gated = hasattr(inner, "wi_0")
+    wide = (inner.wi_0, inner.wi_1) if is_gated else (inner.wi, None)
+    return (
+        ((own.SelfAttention, "q k v o"), (source.EncDecAttention, "q k v o")),
+        (own.layer_norm, source.layer_norm, dense.layer_norm),
+        (*wide, inner.wo, inner.act),
+    )
 
 
-def _check(attention: Attention, cache: Any, step: _Step) -> None:
-    """Refuse a cache of another shape: a kernel would read past its end."""
-    batch, heads, _, head = cache.keys.shape
-    is_known = cache.keys.shape[:2] == cache.values.shape[:2] and cache.values.shape[3] == head
-    if not is_known or heads * head != attention.query.out_features or batch != len(step.path):
-        raise ValueError(f"keys of shape {tuple(cache.keys.shape)} are not those of the layer")
+def _known_activation(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Find an activation by what it does to a sample."""
+    sample = torch.linspace(-6, 6, 97)
+    for known in _ACTIVATIONS:
+        if torch.allclose(function(sample), known(sample), rtol=1e-5, atol=1e-6):
+            return known
+    raise parts.UnknownError
 
 
-class _Stream:
-    """Hands the residual stream from layer to layer together with its norm for the next one."""
-
-    def __init__(self) -> None:
-        self.hidden: Tensor | None = None
-        self.normed: Tensor | None = None
-
-    def keep(self, hidden: Tensor, normed: Tensor) -> Tensor:
-        self.hidden, self.normed = hidden, normed
-        return hidden
-
-    def normed_of(self, hidden: Tensor) -> Tensor | None:
-        return self.normed if hidden is self.hidden else None
-
-
-def _end(norm: Any, stream: _Stream, hidden: Tensor) -> Tensor:
-    """Be the norm after the last layer, which has normed its stream already."""
-    normed = stream.normed_of(hidden)
-    if normed is None:
-        plain: Tensor = type(norm).forward(norm, hidden)
-        return plain
-    return normed.view(hidden.shape)
+def _uneven_head(model: Any) -> Any:
+    """Return the output layer where its logits do not fill whole lines of memory."""
+    head: Any = model.get_output_embeddings()
+    if type(head) is not nn.Linear or not is_untouched(head) or head.weight.dtype == torch.float32:
+        return None
+    return head if getattr(head, "bias", None) is None and head.out_features % _LINE else None
 
 
 def aligned_product(linear: nn.Linear, hidden: Tensor) -> Tensor:
@@ -201,26 +247,3 @@ def aligned_product(linear: nn.Linear, hidden: Tensor) -> Tensor:
     torch.mm(rows, linear.weight[:whole].t(), out=wide[:, :whole])
     wide[:, whole:outputs] = functional.linear(rows, linear.weight[whole:])
     return wide[:, :outputs].view(*hidden.shape[:-1], outputs)
-
-
-def _uneven_head(model: Any) -> Any:
-    """Return the output layer where its logits do not fill whole lines of memory."""
-    head: Any = model.get_output_embeddings()
-    has_bias = getattr(head, "bias", None) is not None
-    if type(head) is not nn.Linear or has_bias:
-        return None
-    is_touched = "forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks
-    is_half = head.weight.dtype in (torch.bfloat16, torch.float16)
-    is_uneven = is_half and head.out_features % _LINE > 0
-    return head if is_uneven and not is_touched else None
-
-
-def fused_decoder(model: Any) -> FusedDecoder | None:
-    """Return a model's decoder as kernels, None where its layers are not known."""
-    found = known_layers(model)
-    if found is None:
-        return None
-    layers, final = found
-    kinds = {weight.dtype for layer in layers for weight in layer.module.parameters()}
-    is_known = len(kinds) == 1 and kinds <= {torch.float32, torch.bfloat16, torch.float16}
-    return FusedDecoder(layers, final, _uneven_head(model)) if is_known else None

@@ -5,6 +5,7 @@ Everything is rounded to the model's dtype where the unfused operations round.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,14 +109,24 @@ def _store(
     tl.store(value_at, value, mask=index < value_head)
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Scale rows by their root mean square, then by `weight`, rounding where the models do."""
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm, or one by the root mean square, which has no bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    epsilon: float
+    is_rms: bool
+
+
+def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
+    """Scale rows by their root mean square, then by weights, rounding where the models do."""
     hidden = hidden.contiguous()
     output = torch.empty_like(hidden)
     size = hidden.shape[-1]
     block = triton.next_power_of_2(size)
     _rms_norm[(hidden.numel() // size,)](
-        hidden, weight, output, size, epsilon,
+        hidden, norm.weight, output, size, norm.epsilon,
         block=block, num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
     return output
@@ -130,16 +141,6 @@ def _rms_norm(hidden, weight, output, size, epsilon, block: tl.constexpr):
     scale = tl.rsqrt((tl.sum(x * x, axis=0) / size + epsilon).to(tl.float32))
     w = tl.load(weight + index, mask=inside, other=0.0)
     tl.store(output + row * size + index, (x * scale).to(w.dtype) * w, mask=inside)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A layer norm, or one by the root mean square, which has no bias."""
-
-    weight: Tensor
-    bias: Tensor | None
-    epsilon: float
-    is_rms: bool
 
 
 def add_norm(
@@ -208,7 +209,7 @@ def place(
     keys: Tensor,  # [batch, kv_heads, places, head]
     values: Tensor,
     at: Tensor,  # [batch, group]
-    norms: tuple[Tensor, Tensor, float] | None = None,  # weights for queries and keys, epsilon
+    norms: Sequence[Norm] = (),  # of the heads of queries and of keys
 ) -> Tensor:
     """Turn queries and keys, store keys and values: return the queries [batch, heads, group, head].
 
@@ -219,13 +220,13 @@ def place(
     heads = product.shape[2] // head - 2 * kv_heads
     query = keys.new_empty(batch, width, heads, head)
     cos, sin = cos.expand(batch, width, head), sin.expand(batch, width, head)
-    query_norm, key_norm, epsilon = (keys, keys, 0.0) if norms is None else norms
+    query_norm, key_norm = [norm.weight for norm in norms] or [keys, keys]
     _place[(batch * width, heads + 2 * kv_heads)](
         product, cos, sin, keys, values, at, query, query_norm, key_norm,
         product.stride(1), cos.stride(0), cos.stride(1), sin.stride(0), sin.stride(1),
         *keys.stride()[:3], *values.stride()[:3], at.stride(0), at.stride(1),
-        width, heads, kv_heads, head // 2, epsilon,
-        with_norms=norms is not None,
+        width, heads, kv_heads, head // 2, norms[0].epsilon if norms else 0.0,
+        with_norms=bool(norms),
         block=triton.next_power_of_2(head // 2),
         num_warps=1,
     )  # fmt: skip

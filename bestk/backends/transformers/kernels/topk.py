@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bestk.backends.base import Children
+from bestk.nodes import Children
 
 # With more children, sorting is the better way.
 MOST_CHILDREN = 32
@@ -23,13 +23,8 @@ _NEAR = tl.constexpr(64)  # tokens of a neighbourhood
 _NOTHING = tl.constexpr(-9223372036854775807)  # below the key of any token
 
 
-def can_pick(num_children: int) -> bool:
-    """Return whether the kernels are for this many children."""
-    return 0 < num_children <= MOST_CHILDREN
-
-
 def top_children(logits: Tensor, num_children: int) -> Children:
-    """Pick the likeliest tokens, as `bestk.backends.base.top_children` does."""
+    """Pick the likeliest tokens, as `bestk.backends.children.top_children` does."""
     rows = logits.flatten(0, -2)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     count, vocab = rows.shape

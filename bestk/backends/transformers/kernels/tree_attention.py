@@ -57,12 +57,32 @@ def whole_attention(
     prompt_length: Tensor,
     prompt_size: int,
     scaling: float,
+    parts: tuple[Tensor, Tensor] | None = None,  # of the prompt: what `split_attention` sums up
 ) -> Tensor:
-    """Attend with one program for each node and key/value head."""
+    """Attend with one program for each node and key/value head, after parts if there are any."""
+    batch, heads, width, head = query.shape
+    kv_heads = keys.shape[1]
+    output = query.new_empty(batch, width, heads, values.shape[-1])
     empty = query.new_empty(1, dtype=torch.float32)
-    return _paths(
-        query, keys, values, path, prompt_length, prompt_size, scaling, empty, empty, parts=0
-    )
+    sums, mixed = (empty, empty) if parts is None else parts
+    num_parts = 0 if parts is None else len(sums)
+    _path_attention[(batch * width, kv_heads)](
+        query, keys, values, path, prompt_length, sums, mixed, output,
+        *query.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *output.stride()[:3],
+        path.stride(0), path.stride(1),
+        width, prompt_size, path.shape[2], kv_heads, batch * kv_heads * width * (heads // kv_heads),
+        heads // kv_heads, scaling * _LOG2_E, head, values.shape[-1],
+        parts=num_parts,
+        unrolled=min(num_parts, 8),  # all at once would not fit a program's registers
+        block_heads=max(16, triton.next_power_of_2(heads // kv_heads)),
+        block_keys=64,
+        block_path=triton.next_power_of_2(max(16, path.shape[2])),
+        block_head=triton.next_power_of_2(max(16, head, values.shape[-1])),
+        precision=_precision(query),
+        num_warps=4,
+        num_stages=2,
+    )  # fmt: skip
+    return output
 
 
 def split_attention(
@@ -101,45 +121,9 @@ def split_attention(
         num_warps=4,
         num_stages=2,
     )  # fmt: skip
-    return _paths(
-        query, keys, values, path, prompt_length, prompt_size, scaling, sums, mixed, parts=parts
+    return whole_attention(
+        query, keys, values, path, prompt_length, prompt_size, scaling, (sums, mixed)
     )
-
-
-def _paths(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    path: Tensor,
-    prompt_length: Tensor,
-    prompt_size: int,
-    scaling: float,
-    sums: Tensor,
-    mixed: Tensor,
-    *,
-    parts: int,
-) -> Tensor:
-    """Attend to the paths, after the parts of the prompt, or the whole of it where `parts` is 0."""
-    batch, heads, width, head = query.shape
-    kv_heads = keys.shape[1]
-    output = query.new_empty(batch, width, heads, values.shape[-1])
-    _path_attention[(batch * width, kv_heads)](
-        query, keys, values, path, prompt_length, sums, mixed, output,
-        *query.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *output.stride()[:3],
-        path.stride(0), path.stride(1),
-        width, prompt_size, path.shape[2], kv_heads, batch * kv_heads * width * (heads // kv_heads),
-        heads // kv_heads, scaling * _LOG2_E, head, values.shape[-1],
-        parts=parts,
-        unrolled=min(parts, 8),  # all at once would not fit a program's registers
-        block_heads=max(16, triton.next_power_of_2(heads // kv_heads)),
-        block_keys=64,
-        block_path=triton.next_power_of_2(max(16, path.shape[2])),
-        block_head=triton.next_power_of_2(max(16, head, values.shape[-1])),
-        precision=_precision(query),
-        num_warps=4,
-        num_stages=2,
-    )  # fmt: skip
-    return output
 
 
 def _precision(query: Tensor) -> str:

@@ -1,0 +1,286 @@
+"""The input of a job as windows: so many rows in a row, always the same ones for the same file.
+
+JSON lines, gzipped or not, and Parquet files are read as a stream, from any row on. A file of any
+size takes the memory of a window. Knows places in files; what is in a row is in `rows`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import decimal
+import gzip
+import hashlib
+import io
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bestk.batch.rows import RawRow
+from bestk.errors import MissingExtraError, OptionError, SchemaError
+
+SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "gzip",
+    ".ndjson.gz": "gzip",
+    ".parquet": "parquet",
+}
+_BLOCK = 1 << 20
+_PARQUET_ROWS = 1024  # decoded at a time
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Between two rows: how many come before it, and where they end, in bytes of text."""
+
+    line: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows that are searched together."""
+
+    rows: tuple[RawRow, ...]
+    end: Offset
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several parts of a job; the parts in their order are the whole."""
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise OptionError(f"a shard is written i/n with i from 1 to n, got {self}")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @classmethod
+    def of(cls, text: str) -> Shard:
+        """Read `i/n`."""
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal()):
+            raise OptionError(f"a shard is written i/n with i from 1 to n, got {text!r}")
+        return cls(int(number), int(count))
+
+    def lines(self, total: int, window: int) -> tuple[int, int]:
+        """Say from which row to which it goes, in whole windows.
+
+        >>> [Shard(i, 3).lines(100, 16) for i in (1, 2, 3)]
+        [(0, 32), (32, 64), (64, 100)]
+        """
+        num_windows = -(-total // window)
+        first, last = ((n * num_windows) // self.count for n in (self.number - 1, self.number))
+        return first * window, min(last * window, total)
+
+
+class Source(ABC):
+    """A file with rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def rows(self, start: Offset) -> Iterator[tuple[RawRow, Offset]]:
+        """Yield the rows from a place on, each with the place after it."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Count the rows."""
+
+    @abstractmethod
+    def place_of(self, line: int) -> Offset:
+        """Find the place before a row, counted from 0."""
+
+    def windows(self, start: Offset, stop: int | None, size: int) -> Iterator[Window]:
+        """Yield the windows from a place on, up to a row if one is given."""
+        rows: list[RawRow] = []
+        end = start
+        with contextlib.closing(self.rows(start)) as found:  # type: ignore[type-var]
+            for row, after in found:
+                if stop is not None and row.line > stop:
+                    break
+                rows.append(row)
+                end = after
+                if len(rows) == size:
+                    yield Window(tuple(rows), end)
+                    rows = []
+        if rows:
+            yield Window(tuple(rows), end)
+
+    def share_of(self, place: Offset) -> float | None:
+        """Say how much of the file comes before a place, from 0 to 1; None where nobody knows."""
+        return None
+
+    def digest(self) -> str:
+        """Name the file by its size and its first and last megabyte, to see whether it changed."""
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            seen = hashlib.sha256(file.read(_BLOCK))
+            file.seek(max(size - _BLOCK, 0))
+            seen.update(file.read(_BLOCK))
+        return f"{size} bytes, sha256 {seen.hexdigest()[:16]}"
+
+
+class JsonLines(Source):
+    """A row in every line."""
+
+    def rows(self, start: Offset) -> Iterator[tuple[RawRow, Offset]]:
+        line, offset = start.line, start.offset
+        with self._open() as file:
+            file.seek(offset)
+            with self._readable():
+                for content in file:
+                    line, offset = line + 1, offset + len(content)
+                    yield RawRow(line, content), Offset(line, offset)
+
+    def count(self) -> int:
+        total, last = 0, b"\n"
+        with self._open() as file, self._readable():
+            while block := file.read(_BLOCK):
+                total += block.count(b"\n")
+                last = block[-1:]
+        return total + (last != b"\n")
+
+    def place_of(self, line: int) -> Offset:
+        left, offset = line, 0
+        with self._open() as file, self._readable():
+            while left > 0 and (content := file.readline()):
+                left, offset = left - 1, offset + len(content)
+        return Offset(line - left, offset)
+
+    def share_of(self, place: Offset) -> float | None:
+        return place.offset / max(self.path.stat().st_size, 1)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        with self.path.open("rb") as file:
+            yield file
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (gzip.BadGzipFile, EOFError, OSError) as error:
+            raise SchemaError(f"{self.path} cannot be read: {error}") from error
+
+
+class GzipLines(JsonLines):
+    """The same, compressed; offsets are those of the text."""
+
+    _compressed: IO[bytes] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the open file behind: another process opens its own."""
+        return {name: value for name, value in vars(self).items() if name != "_compressed"}
+
+    def share_of(self, place: Offset) -> float | None:
+        """Say how far the last reader is, which is a little ahead of what it has given."""
+        if self._compressed is None or self._compressed.closed:
+            return None
+        return self._compressed.tell() / max(self.path.stat().st_size, 1)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        with (
+            self.path.open("rb") as self._compressed,
+            gzip.GzipFile(fileobj=self._compressed) as file,
+        ):
+            yield io.BufferedReader(file, _BLOCK)
+
+
+class Parquet(Source):
+    """A row in every row, row group after row group."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        arrow = parquet_library()
+        try:
+            with path.open("rb") as file:
+                self.metadata = arrow.read_metadata(file)
+        except Exception as error:  # pyarrow has errors of many kinds for it
+            raise SchemaError(f"{path} is no Parquet file: {error}") from None
+
+    def rows(self, start: Offset) -> Iterator[tuple[RawRow, Offset]]:
+        line = start.line
+        for first, batch in self.batches(line):
+            for content in batch.slice(max(line - first, 0)).to_pylist():
+                line += 1
+                yield RawRow(line, plain(content)), Offset(line)
+
+    def batches(self, start: int, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
+        """Yield record batches with the number of their first row, from the one with `start` on."""
+        sizes = [self.metadata.row_group(i).num_rows for i in range(self.metadata.num_row_groups)]
+        group = first = 0
+        while group < len(sizes) and first + sizes[group] <= start:
+            first += sizes[group]
+            group += 1
+        with self.path.open("rb") as file:
+            opened = parquet_library().ParquetFile(file)
+            wanted = list(range(group, len(sizes)))
+            for batch in opened.iter_batches(
+                _PARQUET_ROWS, row_groups=wanted, columns=columns, use_threads=False
+            ):
+                if first + batch.num_rows > start:
+                    yield first, batch
+                first += batch.num_rows
+
+    def count(self) -> int:
+        return int(self.metadata.num_rows)
+
+    def place_of(self, line: int) -> Offset:
+        return Offset(min(line, self.count()))
+
+    def share_of(self, place: Offset) -> float | None:
+        return place.line / max(self.count(), 1)
+
+
+def format_of(path: Path) -> str:
+    """Tell the format of a file by its name."""
+    for suffix, kind in SUFFIXES.items():
+        if path.name.endswith(suffix):
+            return kind
+    raise OptionError(f"{path.name} must end in one of {', '.join(SUFFIXES)}: rename it")
+
+
+def open_source(path: Path) -> Source:
+    """Open an input by the format that its name says."""
+    kind = format_of(path)
+    if not path.is_file():
+        raise OptionError(f"{path} is not there: give a file with rows")
+    return {"jsonl": JsonLines, "gzip": GzipLines, "parquet": Parquet}[kind](path)
+
+
+def parquet_library() -> Any:
+    """Import what reads and writes Parquet."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError("Parquet needs pyarrow: pip install 'bestk[parquet]'") from None
+    return pyarrow.parquet
+
+
+def plain(value: Any) -> Any:
+    """Turn what a Parquet file holds into what JSON can say: dates as ISO, bytes as base64."""
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | datetime.timedelta):
+        return str(value)
+    return value

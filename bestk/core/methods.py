@@ -1,0 +1,46 @@
+"""Which policy a search follows.
+
+A policy is a class in a file of its own that overrides what it does differently, such as
+`BestK.priority` or `BestK.score`; it is added by one line in `POLICIES`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from bestk.config import SearchConfig
+from bestk.core.best_k import BestK
+from bestk.core.policy import Policy, Shape
+from bestk.errors import OptionError, unknown
+
+POLICIES: dict[str, type[BestK]] = {"best-k": BestK}
+
+
+@runtime_checkable
+class Method(Protocol):
+    """Another way to get texts out of a model than the policies of a search: beams, samples."""
+
+    def check(self, config: SearchConfig) -> None:
+        """Refuse settings that it cannot run with."""
+        ...
+
+    def policy(self, config: SearchConfig, shape: Shape) -> Policy:
+        """Make the policy of a batch."""
+        ...
+
+    def describe(self, config: SearchConfig, seed: int) -> str:
+        """Write the method and its settings as the `key:value` fields of a signature."""
+        ...
+
+
+def policy_of(config: SearchConfig, shape: Shape, method: Method | None = None) -> Policy:
+    """Make the policy of a batch: the method's, or the one that the settings name."""
+    return (
+        POLICIES[config.policy](config, shape) if method is None else method.policy(config, shape)
+    )
+
+
+def check_policy(config: SearchConfig) -> None:
+    """Refuse a name that is none."""
+    if config.policy not in POLICIES:
+        raise OptionError(unknown("policy", config.policy, POLICIES))

@@ -1,0 +1,269 @@
+"""The state of a batch of searches: trees, frontiers, ledgers and clocks, as columns of tensors.
+
+What a policy decides is done here, a fixed sequence of operations for all searches at once. Keeps
+the books: where the probability went, and a bound on every text that was not found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bestk.config import SearchConfig
+from bestk.core.frontier import Frontier, Nodes
+from bestk.core.ledger import Ledger
+from bestk.core.policy import Plan, Shape, spec_of
+from bestk.core.record import Finding, Standing, TreeRecord, texts_of
+from bestk.core.tree import State, Tree
+from bestk.nodes import Children
+
+# Models give log-probabilities in single precision: of what is left of 1 no less can be trusted.
+ROUNDING = 1e-5
+
+
+class Fate(NamedTuple):
+    """What becomes of the children of some nodes; of those that may open the rest is unlikely."""
+
+    may_open: Bool[Tensor, "batch nodes children"]
+    complete: Bool[Tensor, "batch nodes children"]
+    truncated: Bool[Tensor, "batch nodes children"]
+    opened: Bool[Tensor, "batch nodes children"]
+
+
+class SearchState:
+    """The searches of one batch."""
+
+    def __init__(self, config: SearchConfig, shape: Shape) -> None:
+        self.config, self.shape = config, shape
+        self.spec = spec_of(config, shape.vocab_size, shape.num_forced)
+        batch, device = shape.batch, shape.device
+        num_children = self.spec.num_children + self.spec.num_forced
+        self.tree = Tree(batch, self.spec.slots, self.spec.depth, num_children, device)
+        self.frontier = Frontier(batch, config.max_frontier, device)
+        self.is_stop = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
+        self.is_stop[[*shape.stop_ids, *config.stop_ids]] = True
+
+        def whole() -> Int[Tensor, " batch"]:
+            return torch.zeros(batch, dtype=torch.int64, device=device)
+
+        self.ledger = Ledger.empty(batch, device)
+        self.clock = whole()
+        self.num_completions = whole()
+        self.num_truncated = whole()
+        # The likeliest thing ever pruned: with the frontier, a bound on any text not found.
+        self.pruned_bound = torch.full_like(self.ledger.completed, -math.inf)
+        self.broken_at = whole() - 1  # the step at which the model gave NaN
+        self.is_active = torch.ones(batch, dtype=torch.bool, device=device)
+        self.timed_out = torch.zeros_like(self.is_active)
+
+    def columns(self) -> list[Tensor]:
+        """Name every tensor that has a row per search."""
+        own = [self.clock, self.num_completions, self.num_truncated, self.pruned_bound]
+        own += [self.broken_at, self.is_active, self.timed_out, *vars(self.ledger).values()]
+        return [*own, *self.tree.columns(), *self.frontier.columns()]
+
+    def restart(self, rows: Int[Tensor, " begun"]) -> Plan:
+        """Begin these searches anew; their roots are planned."""
+        for counter in (self.clock, self.num_completions, self.num_truncated):
+            counter.index_fill_(0, rows, 0)
+        for mass in vars(self.ledger).values():
+            mass.index_fill_(0, rows, 0.0)
+        self.pruned_bound.index_fill_(0, rows, -math.inf)
+        self.broken_at.index_fill_(0, rows, -1)
+        self.is_active.index_fill_(0, rows, True)
+        self.timed_out.index_fill_(0, rows, False)
+        self.frontier.clear(rows)
+        nodes = self.tree.roots(rows)
+        return Plan(nodes, torch.zeros_like(nodes.depth, dtype=torch.float64), is_begin=True)
+
+    def plan(self, nodes: Nodes) -> Plan:
+        """Plan nodes of the frontier, which stay there until their step is taken."""
+        width = nodes.token.shape[1]
+        priority = self.frontier.priority[:, :width]
+        return Plan(self.tree.place(nodes), nodes.log_prob, taken=nodes, priority=priority)
+
+    def take(self, plan: Plan) -> None:
+        """Move planned nodes out of the frontier into the tree."""
+        if plan.is_begin:
+            self.tree.count += plan.nodes.is_valid.sum(dim=1)
+            return
+        assert plan.taken is not None
+        assert plan.priority is not None
+        self.clock += self.is_active
+        is_valid = plan.nodes.is_valid
+        self.frontier.pop(is_valid)
+        self.tree.mark(plan.taken.parent, plan.taken.child, State.EXPANDED, is_valid)
+        self.tree.append(plan.nodes, plan.taken, plan.priority, self.clock)
+
+    def sound(self, plan: Plan, children: Children) -> Children:
+        """Note searches whose model gave NaN; what it gave is no child, and proves nothing."""
+        log_prob = children.log_prob.double()
+        is_sound = log_prob < math.inf  # NaN is not
+        is_broken = (plan.nodes.is_valid[..., None] > is_sound).flatten(1).any(dim=1)
+        fresh = is_broken & (self.broken_at < 0)
+        torch.where(fresh, self.clock, self.broken_at, out=self.broken_at)
+        self.pruned_bound.masked_fill_(is_broken, math.inf)
+        return children._replace(log_prob=log_prob.where(is_sound, -math.inf))
+
+    def settle(
+        self,
+        plan: Plan,
+        children: Children,
+        fate: Fate,
+        score: Float[Tensor, "batch nodes children"],
+    ) -> None:
+        """Record what became of children: in the tree, in the ledger, and in the bound."""
+        exists = plan.nodes.is_valid[..., None] & (children.log_prob > -math.inf)
+        state = exists * int(State.BELOW)
+        state = state.masked_fill(fate.complete, int(State.COMPLETE))
+        state = state.masked_fill(fate.truncated, int(State.TRUNCATED))
+        state = state.masked_fill(fate.opened, int(State.OPEN))
+        self.tree.record(plan.nodes, children, score, state)
+
+        log_prob = plan.log_prob[..., None] + children.log_prob
+        kinds = torch.stack([fate.complete, fate.truncated, fate.opened])
+        whole = (plan.log_prob.exp() * plan.nodes.is_valid).sum(dim=1)
+        self.ledger.book(whole, log_prob, kinds)
+        num_completed, num_truncated, _ = kinds.sum(dim=(2, 3)).unbind()
+        self.num_completions += num_completed
+        self.num_truncated += num_truncated
+        passes = fate.complete | fate.truncated | fate.opened
+        self._raise_bound(plan, children, log_prob, fate.may_open ^ passes)
+
+    def found(
+        self,
+        plan: Plan,
+        children: Children,
+        opened: Bool[Tensor, "batch nodes children"],
+        score: Float[Tensor, "batch nodes children"],
+    ) -> Nodes:
+        """Put opened children into the frontier's order of ties, behind what is there."""
+        shape = children.token.shape
+        child = torch.arange(shape[2], device=score.device).expand(shape)
+        found = Nodes.of(
+            is_open=opened,
+            token=children.token,
+            parent=plan.nodes.slot[..., None].expand(shape),
+            child=child,
+            depth=(plan.nodes.depth[..., None] + 1).expand(shape),
+            step=self.clock[:, None, None].expand(shape),
+            score=score,
+            log_prob=plan.log_prob[..., None] + children.log_prob,
+            last_log_prob=children.log_prob,
+        )
+        return self.frontier.push(found)
+
+    def prune(self, pool: Nodes, priority: Float[Tensor, "batch pool"]) -> None:
+        """Keep the best of a pool, and book what is dropped."""
+        dropped = self.frontier.prune(pool, priority)
+        self.tree.mark(dropped.parent, dropped.child, State.DROPPED, dropped.is_open)
+        self.ledger.pruned_frontier += (dropped.log_prob.exp() * dropped.is_open).sum(dim=1)
+        best = dropped.log_prob.where(dropped.is_open, -math.inf).amax(dim=1)
+        self.pruned_bound.clamp_(min=best)
+
+    def update_active(self) -> None:
+        """Stop the searches that have reached a limit."""
+        config = self.config
+        active = (self.tree.count < config.total_budget) & self.frontier.nodes.is_open.any(dim=1)
+        active &= (self.broken_at < 0) > self.timed_out
+        if config.max_completions is not None:
+            active &= self.num_completions < config.max_completions
+        self.is_active.copy_(active)
+
+    def stop_certified(self) -> None:
+        """Stop the searches whose texts are proven, where that was asked for."""
+        if self.config.certify is not None:
+            self.is_active &= self.certified() < self.config.certify
+
+    def time_out(self, rows: Iterable[int]) -> None:
+        """Stop these searches where they are."""
+        for row in rows:
+            self.timed_out[row] = True
+            self.is_active[row] = False
+
+    def bound(self) -> Float[Tensor, " batch"]:
+        """Return the highest log-probability that a text not yet completed could have."""
+        nodes = self.frontier.nodes
+        still_open = nodes.log_prob.masked_fill(~nodes.is_open, -math.inf).amax(dim=1)
+        return torch.maximum(self.pruned_bound, still_open)
+
+    def certified(self) -> Int[Tensor, " batch"]:
+        """Count the completions that are proven to be the model's likeliest."""
+        tree = self.tree
+        log_prob = tree.log_prob[..., None] + tree.child_log_prob
+        proven = (tree.child_state == State.COMPLETE) & (log_prob >= self.bound()[:, None, None])
+        return proven[:, : tree.capacity].sum(dim=(1, 2))
+
+    def frontier_mass(self) -> Float[Tensor, " batch"]:
+        """Sum the probability of all open nodes; before anything is expanded the root is open."""
+        nodes = self.frontier.nodes
+        return (nodes.log_prob.exp() * nodes.is_open).sum(dim=1) + (self.tree.count == 0)
+
+    def stop_reasons(self) -> list[str]:
+        """Name why every search ended; one that never did was broken off."""
+        config = self.config
+        limits = {
+            "broken": self.broken_at >= 0,
+            "max_completions": self.num_completions >= (config.max_completions or math.inf),
+            "certified": self.certified() >= (config.certify or math.inf),
+            "budget": self.tree.count >= config.total_budget,
+            "exhausted": self.frontier.count() == 0,
+        }
+        reasons, timed_out = [], self.timed_out.tolist()
+        for row, is_active in enumerate(self.is_active.tolist()):
+            hit = (name for name, reached in limits.items() if bool(reached[row]))
+            broken_off = "timeout" if timed_out[row] else "interrupted"
+            reasons.append(broken_off if is_active else next(hit, broken_off))
+        return reasons
+
+    def standing(self, row: int) -> Standing:
+        """Return where a search stands."""
+        return Standing(
+            step=int(self.clock[row]),
+            expanded=int(self.tree.count[row]),
+            num_completions=int(self.num_completions[row]),
+            mass=self.ledger.masses(self.frontier_mass())[row],
+        )
+
+    def findings(self, rows: Sequence[int]) -> list[Finding]:
+        """Return what these searches have found so far."""
+        clocks, reasons, bounds = self.clock.tolist(), self.stop_reasons(), self.bound().tolist()
+        masses = self.ledger.masses(self.frontier_mass())
+        truncated, broken_at = self.num_truncated.tolist(), self.broken_at.tolist()
+        return [
+            Finding(
+                texts=texts_of(record, bounds[row]),
+                mass=masses[row],
+                expanded=len(record),
+                steps=clocks[row] + 1,
+                stop_reason=reasons[row],
+                num_truncated=truncated[row],
+                bound=bounds[row],
+                broken_at=broken_at[row],
+                record=record,
+            )
+            for row, record in zip(rows, TreeRecord.of(self.tree, rows), strict=True)
+        ]
+
+    def _raise_bound(
+        self,
+        plan: Plan,
+        children: Children,
+        log_prob: Float[Tensor, "batch nodes children"],
+        unopened: Bool[Tensor, "batch nodes children"],
+    ) -> None:
+        """Raise the bound by the best child that was not opened, listed or not."""
+        best = log_prob.where(unopened, -math.inf).amax(dim=2)
+        if self.spec.num_children < self.shape.vocab_size:
+            # A token past the list is no likelier than the last of the likeliest, nor than what is
+            # left; forced tokens come after those, and are as unlikely as they are.
+            left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=ROUNDING).log()
+            last = children.log_prob[..., self.spec.num_children - 1]
+            unseen = plan.log_prob + torch.minimum(left, last)
+            best = torch.maximum(best, unseen)
+        self.pruned_bound.clamp_(min=best.where(plan.nodes.is_valid, -math.inf).amax(dim=1))

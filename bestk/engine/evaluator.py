@@ -1,0 +1,288 @@
+"""What is done with what the model says of nodes: processors, constraints, the likeliest tokens.
+
+All of it concerns a node alone, so searches of any settings share a pass: rows of equal settings
+are taken together. Knows neither which nodes come next nor who asked.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bestk.backends.children import normalised, top_children, with_forced
+from bestk.config import GRAMMARS, SHAPING, SearchConfig
+from bestk.constraints import constraints_of
+from bestk.constraints.base import Marks
+from bestk.core.policy import Policy
+from bestk.lm.language_model import LanguageModel
+from bestk.nodes import Children, NodeBatch, Verdict
+from bestk.processors.base import ContextTable, LogitsProcessor, NodeContext
+from bestk.processors.pipeline import Hooks, processors_of
+
+if TYPE_CHECKING:
+    from bestk.engine.request import Request
+
+# Evaluations of a model that are kept for requests with the same settings.
+_KEPT = 64
+
+
+class Evaluation:
+    """The processors and constraints of searches with the same settings."""
+
+    def __init__(
+        self, lm: LanguageModel, config: SearchConfig, hooks: Hooks, criteria: Sequence[Any] = ()
+    ) -> None:
+        backend, given = lm.backend, hooks.eos_ids
+        self.constraints = constraints_of(config, lm, criteria, hooks.constraints)
+        self.processors: list[LogitsProcessor] = processors_of(
+            config,
+            hooks,
+            device=backend.device,
+            vocab_size=backend.vocab_size,
+            eos_ids=backend.eos_ids if given is None else given,
+            tokenizer=lm.tokenizer,
+        )
+        self.counted_length = hooks.counted_length
+        constraints = self.constraints
+        self.restricts = constraints is not None and constraints.restricts
+        self.num_forced = 0 if constraints is None else constraints.num_forced
+        self.judges = constraints is not None and constraints.judges
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether whole distributions are needed."""
+        return bool(self.processors) or self.restricts or self.num_forced > 0
+
+    @property
+    def needs_context(self) -> bool:
+        """Whether it looks at what stands before a text."""
+        return bool(self.processors) or self.constraints is not None
+
+    def shaped(self, context: NodeContext, scores: Tensor) -> Tensor:
+        """Apply the processors, in `generate`'s order, and then the constraints."""
+        for processor in self.processors:
+            scores = processor(context, scores)
+        if self.constraints is not None and self.restricts:
+            scores = self.constraints.restrict(context, scores)
+        return scores
+
+    def forced(self, nodes: NodeBatch, places: int) -> Tensor | None:
+        """Return the tokens that must be listed, in so many places, −1 for none."""
+        assert self.constraints is not None
+        forced = self.constraints.forced(nodes)
+        if forced is None:
+            return nodes.token.new_full((*nodes.token.shape, places), -1)
+        return torch.nn.functional.pad(forced, (0, places - forced.shape[-1]), value=-1)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is a fixed series of tensor operations: a CUDA graph can hold it."""
+        return self.constraints is None and all(one.is_static for one in self.processors)
+
+
+_KNOWN: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Evaluation]] = weakref.WeakKeyDictionary()
+
+# Settings that concern a node alone; and others that an evaluation looks at.
+OF_EVALUATION = ("stop", "must_include", "include_bonus", *GRAMMARS, *SHAPING)
+_LOOKED_AT = (*OF_EVALUATION, "stop_ids", "min_new_tokens", "max_new_tokens")
+
+
+def evaluation_of(
+    lm: LanguageModel, config: SearchConfig, hooks: Hooks, criteria: Sequence[Any] = ()
+) -> Evaluation:
+    """Return the evaluation of some settings, the same one for requests with the same."""
+    if hooks != Hooks():
+        return Evaluation(lm, config, hooks, criteria)
+    known = _KNOWN.setdefault(lm, OrderedDict())
+    key = tuple(getattr(config, name) for name in _LOOKED_AT)
+    if key not in known:
+        known[key] = Evaluation(lm, config, hooks)
+    known.move_to_end(key)
+    while len(known) > _KEPT:
+        known.popitem(last=False)
+    return known[key]
+
+
+class Part(NamedTuple):
+    """Rows that have the same evaluation; None for all rows of the batch."""
+
+    evaluation: Evaluation | None
+    rows: Tensor | None
+
+
+class Evaluator:
+    """Turns what the model says of a batch's nodes into children."""
+
+    def __init__(
+        self, policy: Policy, batch: int, device: torch.device, width: int, *, is_normalised: bool
+    ) -> None:
+        self.policy, self.spec = policy, policy.spec
+        self.is_normalised = is_normalised
+        self.of_row: list[Evaluation | None] = [None] * batch
+        self.contexts = ContextTable(batch, device, width)
+        self.parts: list[Part] = [Part(None, None)]
+        policy.judge = self.completes
+
+    def fill(self, requests: Mapping[int, Request], prompts: dict[int, Any]) -> None:
+        """Take new searches into rows; `prompts` are replaced where contexts had to be computed."""
+        for row, request in requests.items():
+            self.of_row[row] = request.evaluation
+        self._part()
+        asking = [row for row, one in requests.items() if one.evaluation.needs_context]
+        if not asking:
+            return
+        backend = requests[asking[0]].lm.backend
+        contexts = backend.contexts([prompts[row] for row in asking])
+        for row, context in zip(asking, contexts, strict=True):
+            prompts[row], request = context.prompt, requests[row]
+            counted = request.evaluation.counted_length
+            self.contexts.fill(row, context.ids, context.source, counted, request.number)
+
+    def release(self, row: int) -> None:
+        """Forget what a search asked for that has left."""
+        self.of_row[row] = None
+        self._part()
+
+    def resized(self, policy: Policy, rows: Sequence[int], batch: int) -> Evaluator:
+        """Return an evaluator of another size, with these searches in its first rows."""
+        device = self.contexts.ids.device
+        other = Evaluator(policy, batch, device, 0, is_normalised=self.is_normalised)
+        index = torch.tensor([*rows, *[0] * (batch - len(rows))], dtype=torch.int64, device=device)
+        other.contexts = self.contexts.take(index)
+        other.of_row = [*(self.of_row[row] for row in rows), *[None] * (batch - len(rows))]
+        other._part()
+        return other
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether any row needs whole distributions."""
+        needs = (one is not None and one.needs_whole for one, _ in self.parts)
+        return self.spec.num_children == 0 or any(needs)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether a CUDA graph can hold all of it."""
+        return all(one is None or one.is_static for one, _ in self.parts)
+
+    def children(self, nodes: NodeBatch, found: Tensor | Children) -> Children:
+        """Return the children of nodes, of what the model gave for them."""
+        judged = any(one is not None and one.judges for one, _ in self.parts)
+        if len(self.parts) == 1:
+            return self._children(self.parts[0].evaluation, self.contexts, nodes, found, judged)
+        made = []
+        for evaluation, rows in self.parts:
+            assert rows is not None
+            contexts, some = self.contexts.take(rows), nodes.take(rows)
+            made.append(self._children(evaluation, contexts, some, _rows(found, rows), judged))
+        return self._joined(made, nodes)
+
+    def completes(self, nodes: NodeBatch, children: Children, asked: Marks) -> Marks:
+        """Return which of some children complete a text, by what they read as."""
+        complete = torch.zeros_like(asked)
+        for evaluation, rows in self.parts:
+            if evaluation is None or evaluation.constraints is None:
+                continue
+            every = torch.arange(len(complete), device=complete.device) if rows is None else rows
+            context = NodeContext(self.contexts.take(every), nodes.take(every))
+            some = Children(children.token[every], children.log_prob[every])
+            complete[every] = evaluation.constraints.completes(context, some, asked[every])
+        return complete
+
+    def _children(
+        self,
+        evaluation: Evaluation | None,
+        contexts: ContextTable,
+        nodes: NodeBatch,
+        found: Tensor | Children,
+        judged: bool,
+    ) -> Children:
+        """Return the children of nodes whose searches have the same settings."""
+        context = NodeContext(contexts, nodes)
+        forced = None
+        if isinstance(found, Children):
+            children = found
+        else:
+            scores, is_normalised = found, self.is_normalised
+            if self.spec.num_children == 0 or (evaluation is not None and evaluation.needs_whole):
+                scores = found if is_normalised else found.float().log_softmax(dim=-1)
+            if evaluation is not None and evaluation.needs_whole:
+                scores, is_normalised = evaluation.shaped(context, scores), False
+            if self.spec.num_children == 0:
+                nothing = nodes.token[..., None][..., :0]
+                return Children(nothing, nothing.float(), whole=scores)
+            children = top_children(scores, self.spec.num_children, is_normalised=is_normalised)
+            if evaluation is not None and evaluation.num_forced:
+                forced = evaluation.forced(nodes, self.spec.num_forced)
+            elif self.spec.num_forced:
+                forced = nodes.token.new_full((*nodes.token.shape, self.spec.num_forced), -1)
+            if forced is not None:
+                log_probs = scores if is_normalised else normalised(scores)
+                children = with_forced(children, log_probs, forced)
+        gate = self.policy.gate(nodes, children) if judged else None
+        if gate is None:
+            return children
+        if evaluation is None or evaluation.constraints is None:
+            passes = gate.passes(gate.may_open, None)
+            return children._replace(
+                verdict=Verdict(gate.may_open, passes, torch.zeros_like(passes))
+            )
+        verdict = evaluation.constraints.judge(context, children, gate, forced)
+        return children._replace(verdict=verdict)
+
+    def _joined(self, made: Sequence[Children], nodes: NodeBatch) -> Children:
+        """Put the children of all parts into their rows; idle rows have none."""
+        batch, width = nodes.token.shape
+
+        def whole(columns: Sequence[Tensor], fill: Any) -> Tensor:
+            table = columns[0].new_full((batch, width, columns[0].shape[2]), fill)
+            for (_, rows), column in zip(self.parts, columns, strict=True):
+                assert rows is not None
+                table[rows] = column
+            return table
+
+        children = Children(
+            whole([one.token for one in made], 0),
+            whole([one.log_prob.double() for one in made], -torch.inf),
+        )
+        verdicts = [one.verdict for one in made if one.verdict is not None]
+        if not verdicts:
+            return children
+        bonuses = [
+            one.bonus
+            if one.bonus is not None
+            else torch.zeros_like(one.passes, dtype=torch.float64)
+            for one in verdicts
+        ]
+        verdict = Verdict(
+            may_open=whole([one.may_open for one in verdicts], False),
+            passes=whole([one.passes for one in verdicts], False),
+            completes=whole([one.completes for one in verdicts], False),
+            bonus=whole(bonuses, 0.0) if any(one.bonus is not None for one in verdicts) else None,
+        )
+        return children._replace(verdict=verdict)
+
+    def _part(self) -> None:
+        """Put rows of the same evaluation together; rows without a search go with any."""
+        rows: dict[int, list[int]] = {}
+        for row, one in enumerate(self.of_row):
+            if one is not None:
+                rows.setdefault(id(one), []).append(row)
+        known = {id(one): one for one in self.of_row if one is not None}
+        if len(known) < 2:
+            self.parts = [Part(next(iter(known.values()), None), None)]
+            return
+        device = self.contexts.ids.device
+        self.parts = [
+            Part(known[name], torch.tensor(some, device=device)) for name, some in rows.items()
+        ]
+
+
+def _rows(found: Tensor | Children, rows: Tensor) -> Tensor | Children:
+    if isinstance(found, Children):
+        return Children(found.token[rows], found.log_prob[rows])
+    return found[rows]

@@ -1,0 +1,65 @@
+"""How many searches fit side by side, and how running out of memory is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bestk.backends.base import Memory
+from bestk.errors import OptionError
+
+if TYPE_CHECKING:
+    from bestk.engine.request import Request
+
+# Beyond this many searches side by side a pass is bound by arithmetic, and memory is better kept.
+MOST_ROWS = 64
+_ROWS_ON_CPU = 8
+# How allocators word it, whatever they raise.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
+_USABLE = 0.8  # of the free memory
+
+
+def rows_for(requests: Sequence[Request], most: int | None = None) -> int:
+    """Choose how many of these searches run side by side, `most` at the most."""
+    first = requests[0]
+    backend, limit = first.lm.backend, first.lm.backend.capabilities.max_rows
+    memory = backend.memory(first.spec, max(request.length for request in requests))
+    if memory is None:
+        fitting = limit or _ROWS_ON_CPU
+    else:
+        # An engine's model is elsewhere: the device is that of the search's own tensors.
+        on_cpu = backend.device.type == "cpu" and limit is None
+        fitting = rows_in(memory, _ROWS_ON_CPU if on_cpu else MOST_ROWS)
+    return fitting if most is None else most if memory is None else min(fitting, most)
+
+
+def rows_in(memory: Memory, most: int = MOST_ROWS) -> int:
+    """Return how many searches to run side by side in so much memory; one is always tried."""
+    return int(max(1, min(memory.free * _USABLE // memory.per_search, most)))
+
+
+def check_batch_size(batch_size: int | str) -> int | None:
+    """Return the number asked for, None for "auto"."""
+    if batch_size == "auto":
+        return None
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise OptionError(f"batch_size must be 'auto' or at least 1, got {batch_size!r}")
+    return batch_size
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell running out of memory from other failures; torch says it in several ways."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
+
+
+def out_of_memory(request: Request, batch: int, expanded: int) -> str:
+    """Word the error: what happened, and what to lower."""
+    config = request.config
+    size = "beam_size" if config.budget is None else "budget"
+    fewer = f"batch_size (now {batch}), " if batch > 1 else ""
+    return (
+        f"out of memory on {request.lm.backend.device} after {expanded} of {config.total_budget} "
+        f"expansions: lower {fewer}k ({config.k}), {size} ({getattr(config, size)}) "
+        f"or max_new_tokens ({config.max_new_tokens})"
+    )

@@ -1,0 +1,169 @@
+"""What is asked of the scheduler, and what it tells: requests, made ready and checked, and updates.
+
+Knows prompts, settings and hooks; nothing of batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bestk.config import SearchConfig
+from bestk.constraints.criteria import absorb
+from bestk.core.methods import Method, check_policy
+from bestk.core.policy import spec_of
+from bestk.engine.evaluator import OF_EVALUATION, Evaluation, evaluation_of
+from bestk.errors import BestKError, OptionError
+from bestk.lm.language_model import LanguageModel
+from bestk.nodes import BatchSpec
+from bestk.processors.pipeline import Hooks
+from bestk.result import SearchResult, signature
+from bestk.version import __version__
+
+if TYPE_CHECKING:
+    from bestk.engine.batch import Row
+
+# Settings that concern a node alone, or a search alone: those of one batch may differ in them.
+_OWN: dict[str, Any] = {
+    f.name: f.default
+    for f in dataclasses.fields(SearchConfig)
+    if f.name in (*OF_EVALUATION, "timeout", "rank_by")
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """One search that is asked for."""
+
+    lm: LanguageModel
+    prompt: Any
+    ids: Any  # what the backend reads
+    config: SearchConfig
+    evaluation: Evaluation
+    hooks: Hooks = field(default_factory=Hooks)
+    method: Method | None = None  # None: the policy of the settings
+    seed: int = 0
+    number: int = 0  # the prompt's place among the caller's
+    is_watched: bool = False  # whether every step is told
+    keep_tree: bool = True
+    max_seconds: float | None = None  # a limit beside the config's timeout
+    submitted: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the search may run."""
+        limits = [x for x in (self.config.timeout, self.max_seconds) if x is not None]
+        return min(limits, default=None)
+
+    @property
+    def length(self) -> int:
+        """Count the tokens that the model reads."""
+        return len(self.ids)
+
+    @cached_property
+    def shared_config(self) -> SearchConfig:
+        """The settings that all searches of a batch have in common."""
+        return dataclasses.replace(self.config, **_OWN)
+
+    @cached_property
+    def spec(self) -> BatchSpec:
+        """How much a batch needs for this search."""
+        return spec_of(self.config, self.lm.backend.vocab_size, self.evaluation.num_forced)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What the searches of one batch have in common."""
+        backend, evaluation = self.lm.backend, self.evaluation
+        captured: tuple[Hashable, ...] = ()
+        if backend.device.type == "cuda":  # a graph holds one evaluation, or none
+            captured = (evaluation if evaluation.is_static else None, evaluation.judges)
+        kind = backend.kind(self.ids, self.spec)
+        return id(backend), self.shared_config, self.method, kind, captured
+
+    @property
+    def signature(self) -> str:
+        """Name everything that a number made from the search depends on."""
+        if self.method is None:
+            return signature(self.config, self.lm.name, self.hooks.names)
+        told = self.method.describe(self.config, self.seed)
+        return f"bestk|model:{self.lm.name}|{told}|v:{__version__}"
+
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Turn ids into the texts that are returned."""
+        return self.lm.decode(sequences, self.config.stop, self.config.min_new_tokens)
+
+
+@dataclass(kw_only=True)
+class Update:
+    """What happened to a request: a step, a result, an error; both where the model broke.
+
+    `row` is the search while it runs: read what is needed before the scheduler goes on.
+    """
+
+    request: Request
+    row: Row | None = None
+    result: SearchResult | None = None
+    error: Exception | None = None
+
+
+def requests_of(
+    lm: LanguageModel,
+    prompts: Sequence[Any],
+    config: SearchConfig,
+    hooks: Hooks | None = None,
+    *,
+    method: Method | None = None,
+    **options: Any,
+) -> list[Request]:
+    """Make requests of prompts, and refuse what cannot be searched before anything is."""
+    hooks = hooks or Hooks()
+    if method is None:
+        check_policy(config)
+    else:
+        method.check(config)
+    ids = [lm.encode(prompt) for prompt in prompts]
+    config, criteria = absorb(
+        config,
+        hooks.stopping_criteria,
+        [lm.context_length(one) for one in ids],
+        vocab_size=lm.backend.vocab_size,
+        has_text=lm.tokenizer is not None,
+    )
+    check(lm, ids, config)
+    evaluation = evaluation_of(lm, config, hooks, criteria)
+    requests = [
+        Request(
+            lm=lm,
+            prompt=prompt,
+            ids=one,
+            config=config,
+            evaluation=evaluation,
+            hooks=hooks,
+            method=method,
+            number=number,
+            **options,
+        )
+        for number, (prompt, one) in enumerate(zip(prompts, ids, strict=True))
+    ]
+    if requests and method is None:
+        lm.backend.check(requests[0].spec, whole=evaluation.needs_whole)
+    return requests
+
+
+def check(lm: LanguageModel, ids: Sequence[Any], config: SearchConfig) -> None:
+    """Refuse prompts that leave no room for a text, and stop ids that do not exist."""
+    size = lm.backend.vocab_size
+    for token in config.stop_ids:
+        if not 0 <= token < size:
+            raise OptionError(f"stop_ids go from 0 to {size - 1}, got {token}")
+    for prompt in ids:
+        lm.check_length(prompt, config.max_new_tokens)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Tell an error that is meant for the user from a failure of code."""
+    return isinstance(error, BestKError)

@@ -1,0 +1,85 @@
+"""Results of what policies have found: decoded, ranked, merged, with their signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from bestk.config import SearchConfig
+from bestk.core.record import Finding, Found
+from bestk.engine.request import Request
+from bestk.result import (
+    Cost,
+    Hypothesis,
+    LazyTexts,
+    SearchResult,
+    emptiness,
+    merge,
+    rank,
+    ranking_score,
+)
+
+Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+
+
+def result_of(request: Request, finding: Finding, seconds: float) -> SearchResult:
+    """Turn what was found into a result, whether or not the search has ended."""
+    raw = hypotheses_of(finding.texts, request.config, request.decode)
+    merged = rank(merge(raw))
+    record = finding.record if request.keep_tree else None
+    notice: str | None = None
+    token_texts: Mapping[int, str] = {}
+    if finding.bound is not None:  # a search knows why there is nothing, and what its tree says
+        lm, reason = request.lm, finding.stop_reason
+        if not merged:
+            truncated = finding.num_truncated
+            notice = emptiness(request.config, reason, truncated, finding.bound)
+        if record is not None:
+            token_texts = LazyTexts(lm.token_texts, record)
+    return SearchResult(
+        prompt=request.prompt,
+        hypotheses=tuple(merged),
+        mass=finding.mass,
+        cost=Cost(expanded=finding.expanded, model_calls=finding.steps, seconds=seconds),
+        signature=request.signature,
+        config=request.config,
+        stop_reason=finding.stop_reason,
+        num_completions=sum(hypothesis.is_complete for hypothesis in raw),
+        num_truncated=finding.num_truncated,
+        certified=sum(hypothesis.is_certified for hypothesis in merged),
+        notice=notice,
+        tree=record,
+        raw=tuple(raw),
+        token_texts=token_texts,
+    )
+
+
+def hypotheses_of(found: Sequence[Found], config: SearchConfig, decode: Decode) -> list[Hypothesis]:
+    """Decode token sequences, and score them by what the results are ranked by."""
+    texts = decode([one.token_ids for one in found])
+    return [
+        Hypothesis(
+            text=text,
+            score=_score(one, config),
+            log_prob=one.log_prob,
+            token_ids=one.token_ids,
+            log_probs=one.log_probs,
+            step=one.step,
+            is_certified=one.is_certified,
+            is_complete=one.is_complete,
+        )
+        for one, text in zip(found, texts, strict=True)
+    ]
+
+
+def complaint(finding: Finding, number: int) -> str:
+    """Say where the model gave NaN or infinity."""
+    return (
+        f"the model gave NaN or infinite logits at step {finding.broken_at} of prompt "
+        f"{number}: load it in a wider dtype (float32), or check its weights"
+    )
+
+
+def _score(found: Found, config: SearchConfig) -> float:
+    if found.score is not None:
+        return found.score
+    return ranking_score(config, found.log_prob, found.log_probs, found.step)
