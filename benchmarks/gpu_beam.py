@@ -25,6 +25,7 @@ import transformers
 
 import bestk
 from bestk.benchmark.instruments import peak, weight_bytes
+from bestk.engine import pool
 
 SEARCH = {"beam_size": 10, "max_new_tokens": 30, "min_prob": 0.0, "max_children": 20}
 WARM_UP = 1.0  # seconds
@@ -159,9 +160,9 @@ def measure(shape: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         first, seconds = timed(work, args.repeats)
         steps = -(-(300 - 1) // k)
         floor = step_bytes * steps / (args.bandwidth * 1e12)
-        lm.lanes.clear()
+        pool.clear(lm.backend)
         memory = peak(work)
-        lm.lanes.clear()
+        pool.clear(lm.backend)
         rows.append(
             {
                 "shape": shape,

@@ -22,6 +22,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import bestk
+from bestk.engine import pool
 
 
 def kernel_times(work: Any) -> dict[str, list[float]]:
@@ -55,7 +56,7 @@ def report(shape: str, k: int, batch: int, top: int, dtype: str) -> None:
     for name, spent in sorted(times.items(), key=lambda item: -sum(item[1]))[:top]:
         ms, mean = sum(spent) / 1e3, sum(spent) / len(spent)
         print(f"{ms:9.2f} {ms * 1e3 / total:6.1%} {len(spent):6} {mean:8.2f}  {name[:110]}")
-    lm.lanes.clear()
+    pool.clear(lm.backend)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import torch
 from gpu_beam import SEARCH, SHAPES, build, prompts, search, timed
 
 import bestk
+from bestk.engine import pool
 
 
 def measure(model: Any, beam_size: int, batch: int) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def measure(model: Any, beam_size: int, batch: int) -> dict[str, Any]:
     results: list[Any] = []
     options = SEARCH | {"beam_size": beam_size}
     _, seconds = timed(functools.partial(search, lm, ids, 10, batch, results, options), 3)
-    lm.lanes.clear()
+    pool.clear(lm.backend)
     torch.cuda.empty_cache()
     expanded = sum(result.cost.expanded for result in results)
     return {
