@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 import bestk
 from bestk.backends.toy import ToyBackend
-from bestk.baselines import METHODS, Beam, BestK, Nucleus, Sampling, Typical, method_of, run_method
+from bestk.baselines import (
+    METHODS,
+    Beam,
+    Nucleus,
+    Sampling,
+    Scored,
+    Typical,
+    method_of,
+    run_method,
+)
 from bestk.baselines.filters import listed
 from bestk.baselines.noise import exponential
 from bestk.baselines.sampling import invert
@@ -413,7 +422,7 @@ def test_names_are_found_in_any_case_with_any_number() -> None:
     assert method_of("bs") == METHODS["BS"]
     assert method_of("BTyp0.7") == Beam(filter=Typical(0.7))
     assert method_of("Ncls_0.9") == METHODS["Ncls0.9"]
-    assert method_of("BKS") == BestK()
+    assert method_of("BKS") == Scored()
 
 
 @pytest.mark.parametrize(

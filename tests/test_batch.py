@@ -14,8 +14,8 @@ from batch_jobs import OPTIONS, read_rows, rows_of, write_rows
 
 import bestk
 from bestk.backends.toy import ToyBackend
-from bestk.batch import Job, ModelName, Shard, Wanted, follow_batch, run_batch
-from bestk.batch.reading import JsonLines, Place, open_source
+from bestk.batch import Job, ModelName, Shard, JobConfig, follow_batch, run_batch
+from bestk.batch.sources import JsonLines, Offset, open_source
 from bestk.batch.terminal import describe
 from bestk.errors import BestKError, ModelError, OptionError, SchemaError
 from bestk.lm.toy_language import toy_language
@@ -313,7 +313,7 @@ class TestFormats:
             pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
         source = open_source(path)
         assert source.count() == 30
-        whole = list(source.rows(Place()))
+        whole = list(source.rows(Offset()))
         assert [row.line for row, _ in whole] == list(range(1, 31))
         for number, (_, place) in enumerate(whole, start=1):
             assert list(source.rows(place)) == whole[number:]
@@ -374,7 +374,7 @@ class TestRefused:
             model=lm,
             input=source,
             output=output,
-            wanted=Wanted(config=bestk.SearchConfig(**SMALL)),
+            wanted=JobConfig(config=bestk.SearchConfig(**SMALL)),
             batch_size=2,
             window=4,
         )
@@ -480,20 +480,20 @@ class TestCommandLine:
     def test_ctrl_c_keeps_what_is_done(
         self, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from bestk.batch.searching import Searcher
+        from bestk.batch.window import WindowRunner
 
         source = write_rows(tmp_path / "in.jsonl", rows_of(12))
         arguments = ("batch", str(source), "-o", str(tmp_path / "out.jsonl"), *OPTIONS)
         arguments += ("--batch-size", "2", "--window", "4")
-        search, calls = Searcher.__call__, []
+        begin, calls = WindowRunner.begin, []
 
-        def interrupted(self: Searcher, rows: Any) -> Any:
+        def interrupted(self: WindowRunner, rows: Any) -> Any:
             calls.append(len(rows))
             if len(calls) == 2:
                 raise KeyboardInterrupt
-            return search(self, rows)
+            return begin(self, rows)
 
-        monkeypatch.setattr(Searcher, "__call__", interrupted)
+        monkeypatch.setattr(WindowRunner, "begin", interrupted)
         code, _, err = cli(*arguments)
         assert code == 130
         assert "stopped, 4 rows are kept" in err
@@ -515,12 +515,12 @@ class TestCommandLine:
 
     def test_progress_says_how_long_it_will_take(self) -> None:
         at: dict[str, Any] = {"is_done": False, "output": Path("o"), "errors": Path("e")}
-        from bestk.batch import Progress
+        from bestk.batch import JobProgress
 
-        begun = Progress(num_read=0, num_rows=500, num_bad=0, share=0.5, **at)
-        now = Progress(num_read=300, num_rows=790, num_bad=10, share=0.8, **at)
+        begun = JobProgress(num_read=0, num_rows=500, num_bad=0, share=0.5, **at)
+        now = JobProgress(num_read=300, num_rows=790, num_bad=10, share=0.8, **at)
         assert describe(now, begun, 6000.0) == ("790 rows, 10 bad, 80%, 0.1 rows/s, 1:06:40 left")
-        unknown = Progress(num_read=300, num_rows=790, num_bad=0, share=None, **at)
+        unknown = JobProgress(num_read=300, num_rows=790, num_bad=0, share=None, **at)
         assert describe(unknown, begun, 10.0) == "790 rows, 30.0 rows/s"
 
 
@@ -528,15 +528,15 @@ def test_a_source_that_was_read_from_can_be_sent_to_another_process(tmp_path: Pa
     source = tmp_path / "in.jsonl.gz"
     source.write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 5))
     opened = open_source(source)
-    reading = opened.windows(Place(), None, 2)
+    reading = opened.windows(Offset(), None, 2)
     first = next(reading)
     copy = pickle.loads(pickle.dumps(opened))
-    assert next(copy.windows(Place(), None, 2)) == first
+    assert next(copy.windows(Offset(), None, 2)) == first
 
 
 def test_the_last_window_ends_at_its_last_row(tmp_path: Path) -> None:
     opened = open_source(write_rows(tmp_path / "in.jsonl", rows_of(6)))
-    *_, last = opened.windows(Place(), 5, 2)
+    *_, last = opened.windows(Offset(), 5, 2)
     assert len(last.rows) == 1
     assert last.end == opened.place_of(5)
 
@@ -581,14 +581,14 @@ def test_windows_are_read_only_when_they_are_searched(
     read: list[int] = []
     rows = JsonLines.rows
 
-    def counted(self: JsonLines, start: Place) -> Any:
+    def counted(self: JsonLines, start: Offset) -> Any:
         for row, place in rows(self, start):
             read.append(row.line)
             yield row, place
 
     monkeypatch.setattr(JsonLines, "rows", counted)
     source = write_rows(tmp_path / "in.jsonl", rows_of(4000))
-    wanted = Wanted(config=bestk.SearchConfig(**SMALL))
+    wanted = JobConfig(config=bestk.SearchConfig(**SMALL))
     job = Job(model=lm, input=source, output=tmp_path / "o.jsonl", wanted=wanted, batch_size=4)
     steps = follow_batch(job)
     next(steps)
@@ -607,7 +607,7 @@ def test_memory_is_flat(lm: bestk.LanguageModel, tmp_path: Path) -> None:
     with source.open("w", encoding="utf-8") as file:
         for number in range(1500):
             file.write(json.dumps({"prompt": f"the dog {number % 50}", "pad": "x" * 2000}) + "\n")
-    wanted = Wanted(config=bestk.SearchConfig(beam_size=1, max_new_tokens=3, k=3))
+    wanted = JobConfig(config=bestk.SearchConfig(beam_size=1, max_new_tokens=3, k=3))
     job = Job(model=lm, input=source, output=tmp_path / "o.jsonl", wanted=wanted, batch_size=16)
     held: dict[int, int] = {}
     tracemalloc.start()

@@ -12,7 +12,7 @@ import pytest
 from batch_jobs import rows_of, write_rows
 from serving import until
 
-from bestk.batch import Job, ModelName, RaySettings, Wanted, follow_batch, run_batch
+from bestk.batch import Job, ModelName, RaySettings, JobConfig, follow_batch, run_batch
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
 
@@ -87,7 +87,7 @@ def test_killed_workers_rows_are_done_again(unbroken: Path, tmp_path: Path) -> N
         model=ModelName("toy"),
         input=unbroken / "in.jsonl",
         output=output,
-        wanted=Wanted(config=SearchConfig(**SMALL)),
+        wanted=JobConfig(config=SearchConfig(**SMALL)),
         ray=ON_RAY,
         **SIZES,
     )
@@ -112,7 +112,7 @@ def test_a_job_begun_on_ray_goes_on_without_it(unbroken: Path, tmp_path: Path) -
         model=ModelName("toy"),
         input=unbroken / "in.jsonl",
         output=output,
-        wanted=Wanted(config=SearchConfig(**SMALL)),
+        wanted=JobConfig(config=SearchConfig(**SMALL)),
         ray=ON_RAY,
         **SIZES,
     )
@@ -156,4 +156,4 @@ def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", init)
     engine = OnRay(RaySettings(address="head:6379"), ModelName("toy"))
     with pytest.raises(OptionError, match="no Ray cluster at head:6379: Could not find any"):
-        engine.prepare(Wanted(), (), None)
+        engine.prepare(JobConfig(), (), None)

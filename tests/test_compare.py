@@ -11,20 +11,20 @@ from conftest import random_toy
 
 import bestk
 from bestk.baselines import comparison
-from bestk.baselines.comparison import COMPARED, Row, compare, table
+from bestk.baselines.comparison import COMPARED, ComparedRow, compare, table
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
 from bestk.rerank.select import narrow
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[ComparedRow]:
     lm = bestk.LanguageModel(random_toy(3, 8))
     config = SearchConfig(max_new_tokens=4, beam_size=5)
     return list(compare(lm, [1], ["BS", "Ncls0.9", "BKS_mean"], config, seed=1, num_texts=5))
 
 
-def test_rows_tell_what_each_method_found(rows: list[Row]) -> None:
+def test_rows_tell_what_each_method_found(rows: list[ComparedRow]) -> None:
     beam, nucleus, best_k = (row.to_json() for row in rows)
     assert beam["found"] == beam["unique"] == 5
     assert nucleus["found"] >= nucleus["unique"] > 1
@@ -37,7 +37,7 @@ def test_rows_tell_what_each_method_found(rows: list[Row]) -> None:
     assert "method:sample,Ncls0.9|draws:budget|seed:1" in nucleus["signature"]
 
 
-def test_table_shows_the_best_texts(rows: list[Row]) -> None:
+def test_table_shows_the_best_texts(rows: list[ComparedRow]) -> None:
     from rich.console import Console
 
     out = io.StringIO()

@@ -11,7 +11,7 @@ import tiny
 import torch
 
 import bestk
-from bestk.core.best_k import room
+from bestk.core.policy import spec_of
 from bestk.errors import BestKError, ModelError, OptionError
 from bestk.lm.toy_language import toy_language
 from bestk.sizing import size_of
@@ -44,7 +44,7 @@ def test_the_cache_is_what_a_session_allocates(
     assert size.slots == 7 + 24
     assert result.cost.expanded == size.requests == 24
     assert result.cost.model_calls == size.model_calls == 1 + 8
-    wanted = room(bestk.SearchConfig(**options), lm.backend.vocab_size)
+    wanted = spec_of(bestk.SearchConfig(**options), lm.backend.vocab_size)
     assert size.search_bytes == lm.backend.lane_bytes(7, wanted)  # type: ignore[attr-defined]
     assert size.search_bytes > size.cache_bytes
 
