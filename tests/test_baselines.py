@@ -131,7 +131,7 @@ def test_beam_length_penalty_and_width() -> None:
 
 @pytest.mark.model
 def test_beam_returns_what_generate_returns_on_smollm2(smollm2: bestk.LanguageModel) -> None:
-    model = smollm2.backend.checkpoint.model  # type: ignore[attr-defined]
+    model = smollm2.backend.model.module  # type: ignore[attr-defined]
     prompts = ["The best thing about dogs is", "Paris is"]
     results = run_method(smollm2, prompts, "BS", max_new_tokens=8)
     for prompt, result in zip(prompts, results, strict=True):
@@ -283,15 +283,15 @@ def test_no_model_call_has_a_column_without_a_text(
     from bestk.backends.transformers.decoder_only import TreeSession
 
     widths: list[int] = []
-    expand = TreeSession.expand
+    evaluate = TreeSession.evaluate
 
-    def watched(self: Any, group: Any) -> Any:
-        assert group.is_valid.any(dim=0).all(), "nodes were computed that nobody asked for"
-        widths.append(group.is_valid.shape[1])
-        return expand(self, group)
+    def watched(self: Any, nodes: Any, **options: Any) -> Any:
+        assert nodes.is_valid.any(dim=0).all(), "nodes were computed that nobody asked for"
+        widths.append(nodes.is_valid.shape[1])
+        return evaluate(self, nodes, **options)
 
     lm = bestk.from_transformers(tiny([2, 7, 9, 11]))
-    monkeypatch.setattr(TreeSession, "expand", watched)
+    monkeypatch.setattr(TreeSession, "evaluate", watched)
     method, _, draws = name.partition(":")
     run_method(
         lm, some_prompts(3), method, max_new_tokens=LENGTH, num_draws=int(draws) if draws else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -16,12 +16,16 @@ from prompted_toy import PromptedToy
 from torch import Tensor
 
 import bestk
-from bestk.backends.base import Backend, Children, Group, Room, Session
+from bestk.backends.base import Backend, Session
+from bestk.backends.children import top_children
 from bestk.backends.prefix import PrefixSession
-from bestk.backends.toy import ToyBackend
-from bestk.backends.transformers.decoder_only import CausalBackend, TreeSession
-from bestk.backends.transformers.recompute import PrefixSession
+from bestk.backends.toy import ToyBackend, ToySession
+from bestk.backends.transformers.decoder_only import DecoderOnlyBackend, TreeSession
+from bestk.backends.transformers.recompute import RecomputeSession
+from bestk.core.frontier import Nodes
 from bestk.core.tree import Tree
+from bestk.errors import OptionError
+from bestk.nodes import BatchSpec, Children, NodeBatch
 
 CAPACITY, DEPTH, WIDTH = 12, 5, 3
 PROMPTS = [[3, 1, 4, 2, 5], [2], [5, 5, 1]]
@@ -72,17 +76,17 @@ def _vllm() -> Iterator[Backend]:
 
 
 BACKENDS = {
-    "toy": Entry(lambda: random_toy(1, vocab_size=6), object, tolerance=0),
-    "ngram": Entry(_ngram, object, tolerance=0),
+    "toy": Entry(lambda: random_toy(1, vocab_size=6), ToySession, tolerance=0),
+    "ngram": Entry(_ngram, ToySession, tolerance=0),
     "http-vllm": Entry(lambda: _served("vllm"), PrefixSession, tolerance=0),
     "http-sglang": Entry(lambda: _served("sglang"), PrefixSession, tolerance=0),
     "http-llama.cpp": Entry(lambda: _served("llama.cpp"), PrefixSession, tolerance=0),
     "prompted": Entry(lambda: PromptedToy(_dense_toy()), PrefixSession, tolerance=0),
-    "causal": Entry(lambda: CausalBackend(tiny.model("llama")), TreeSession),
-    "causal-gpt2": Entry(lambda: CausalBackend(tiny.model("gpt2")), TreeSession),
+    "causal": Entry(lambda: DecoderOnlyBackend(tiny.model("llama")), TreeSession),
+    "causal-gpt2": Entry(lambda: DecoderOnlyBackend(tiny.model("gpt2")), TreeSession),
     "vllm": Entry(_vllm, PrefixSession),
-    "prefix": Entry(lambda: CausalBackend(tiny.model("bloom")), PrefixSession),
-    "prefix-recurrent": Entry(lambda: CausalBackend(tiny.model("mamba")), PrefixSession),
+    "prefix": Entry(lambda: DecoderOnlyBackend(tiny.model("bloom")), RecomputeSession),
+    "prefix-recurrent": Entry(lambda: DecoderOnlyBackend(tiny.model("mamba")), RecomputeSession),
 }
 
 
@@ -110,35 +114,51 @@ class Walk:
         self, backend: Backend, prompts: Sequence[Sequence[int]], num_children: int | None = None
     ) -> None:
         number = num_children or backend.vocab_size
-        self.device, self.batch = backend.device, len(prompts)
-        room = Room(width=WIDTH, capacity=CAPACITY, depth=DEPTH, num_children=number)
-        self.session: Session = backend.start(prompts, room)
+        self.device, self.batch, self.number = backend.device, len(prompts), number
+        self.is_normalised = backend.capabilities.normalised
+        spec = BatchSpec(width=WIDTH, slots=CAPACITY, depth=DEPTH, num_children=number)
+        self.session: Session = backend.start(prompts, spec)
         self.tree = Tree(self.batch, CAPACITY, DEPTH, number, self.device)
-        self.root = self.session.root(self.tree.plant(torch.arange(self.batch)))
+        self.root = self.read(dict(enumerate(prompts)))
 
-    def group(self, *rows: Sequence[Node]) -> Group:
+    def read(self, prompts: Mapping[int, Sequence[int]], *, whole: bool = False) -> Children:
+        """Begin searches anew, in the rows of their prompts."""
+        nodes = self.tree.roots(torch.tensor(list(prompts), device=self.device))
+        found = self.session.prefill(nodes, prompts, whole=whole)
+        self.tree.count += nodes.is_valid.sum(dim=1)
+        return self.listed(found)
+
+    def listed(self, found: Tensor | Children) -> Children:
+        """Return children, of logits where the session gives them."""
+        if isinstance(found, Children):
+            return found
+        return top_children(found, self.number, is_normalised=self.is_normalised)
+
+    def group(self, *rows: Sequence[Node]) -> NodeBatch:
         """Append nodes, one list of `WIDTH` places for every prompt."""
         places = [[(0, 0) if node is None else node for node in row] for row in rows]
         is_valid = torch.tensor([[node is not None for node in row] for row in rows])
         parent, token = torch.tensor(places).to(self.device).unbind(-1)
-        depth = self.tree.depth.gather(1, parent) + 1
         zeros = torch.zeros(parent.shape, dtype=torch.float64, device=self.device)
-        return self.tree.append(
+        nodes = Nodes.of(
+            is_open=is_valid.to(self.device),
             token=token,
             parent=parent,
-            depth=depth,
+            child=torch.zeros_like(parent),
+            depth=self.tree.depth.gather(1, parent) + 1,
             step=torch.zeros_like(parent),
+            score=zeros,
             log_prob=zeros,
             last_log_prob=zeros,
-            priority=zeros,
-            clock=torch.zeros(self.batch, dtype=torch.int64, device=self.device),
-            is_valid=is_valid.to(self.device),
         )
+        placed = self.tree.place(nodes)
+        self.tree.append(placed, nodes, zeros, torch.zeros_like(self.tree.count))
+        return placed
 
-    def expand(self, *rows: Sequence[Node]) -> Children:
+    def expand(self, *rows: Sequence[Node], whole: bool = False) -> Children:
         """Expand the same places for every prompt, or a list of places for each."""
         rows = rows if len(rows) == self.batch else rows * self.batch
-        return self.session.expand(self.group(*rows))
+        return self.listed(self.session.evaluate(self.group(*rows), whole=whole))
 
 
 def dense(children: Children, vocab_size: int) -> Tensor:
@@ -158,7 +178,8 @@ def test_says_what_it_is(backend: Backend) -> None:
     assert backend.name
     assert backend.vocab_size >= 6
     assert all(0 <= token < backend.vocab_size for token in backend.eos_ids)
-    assert backend.max_length is None or backend.max_length > DEPTH
+    most = backend.capabilities.max_length
+    assert most is None or most > DEPTH
     assert isinstance(backend.device, torch.device)
 
 
@@ -261,31 +282,42 @@ def test_the_whole_capacity_can_be_used(entry: Entry, backend: Backend) -> None:
     assert same(dense(last, backend.vocab_size)[:, 0], expected[:, 0], entry.tolerance)
 
 
-def test_a_shaper_has_the_last_word(backend: Backend) -> None:
-    seen: list[Group] = []
+def test_whole_distributions_are_given_where_they_are_declared(
+    entry: Entry, backend: Backend
+) -> None:
+    walk, spec = Walk(backend, PROMPTS), BatchSpec(WIDTH, CAPACITY, DEPTH, num_children=1)
+    if not backend.capabilities.full_logits:
+        with pytest.raises(OptionError, match="lists at most"):
+            backend.check(spec, whole=True)
+        return
+    backend.check(spec, whole=True)
+    listed = Walk(backend, PROMPTS)
+    nodes: list[Node] = [(0, 1), (0, 2), (0, 3)]
+    found = walk.session.evaluate(walk.group(*[nodes] * 3), whole=True)
+    assert isinstance(found, Tensor), "whole distributions are logits"
+    assert found.shape == (3, WIDTH, backend.vocab_size)
+    expected = dense(listed.expand(nodes), backend.vocab_size)
+    given = found.double().cpu()
+    if not backend.capabilities.normalised:
+        given = given.log_softmax(dim=-1)
+    assert same(given, expected, max(entry.tolerance, 1e-6))
+    total = given.exp().sum(dim=-1)
+    assert torch.allclose(total, torch.ones_like(total), atol=1e-5), "declared as normalised"
 
-    def only_low_ids(group: Group, log_probs: Tensor) -> Tensor:
-        seen.append(group)
-        return log_probs.masked_fill(torch.arange(log_probs.shape[-1]) >= 3, -torch.inf)
 
-    room = Room(width=WIDTH, capacity=CAPACITY, depth=DEPTH, num_children=4)
-    session = backend.start(PROMPTS, room, only_low_ids)
-    tree = Tree(3, CAPACITY, DEPTH, 4, backend.device)
-    group = tree.plant(torch.arange(3))
-    children = session.root(group)
-    assert seen == [group]
-    is_child = children.log_prob > -torch.inf
-    assert (children.token[is_child] < 3).all()
-    total = children.log_prob.double().exp().sum(dim=2)
-    assert torch.allclose(total, torch.ones_like(total), atol=1e-5), "normalised anew"
+def test_limits_of_lists_are_true(backend: Backend) -> None:
+    most = backend.capabilities.max_listed
+    if most is None or most >= backend.vocab_size:
+        return
+    with pytest.raises(OptionError, match=f"max_children={most}"):
+        backend.check(BatchSpec(WIDTH, CAPACITY, DEPTH, num_children=most + 1), whole=False)
 
 
 def test_a_search_can_be_replaced_while_others_go_on(entry: Entry, backend: Backend) -> None:
     walk = Walk(backend, PROMPTS)
-    assert hasattr(walk.session, "refill"), "each search could start only once"
     walk.expand([(0, 1), (0, 2), None])
     fresh = [4, 1, 3]  # no longer than the longest prompt, as queues promise
-    roots = walk.session.refill(walk.tree.plant(torch.tensor([1])), {1: fresh})
+    roots = walk.read({1: fresh})
     replaced = Walk(backend, [PROMPTS[0], fresh, PROMPTS[2]])
     size = backend.vocab_size
     assert same(dense(roots, size)[1], dense(replaced.root, size)[1], entry.tolerance)
@@ -301,11 +333,13 @@ def test_searches_go_on_in_a_session_of_another_size(entry: Entry, backend: Back
     walk, alone = Walk(backend, PROMPTS), Walk(backend, [PROMPTS[2], PROMPTS[0]])
     for one in (walk, alone):
         one.expand([(0, 1), (0, 2), None])
-    assert hasattr(walk.session, "moved"), "a server's batches could not grow or shrink"
-    session = walk.session.moved([2, 0], 2, max(map(len, PROMPTS)))
+    assert walk.session.capabilities.resize, "a server's batches could not grow or shrink"
+    session = walk.session.resize([2, 0], 2, max(map(len, PROMPTS)))
     group = alone.group(*[[(1, 3), (2, 4), None]] * 2)
-    given = dense(session.expand(group), backend.vocab_size)
-    expected = dense(alone.session.expand(group), backend.vocab_size)
+    given = dense(alone.listed(session.evaluate(group, whole=False)), backend.vocab_size)
+    expected = dense(
+        alone.listed(alone.session.evaluate(group, whole=False)), backend.vocab_size
+    )
     assert same(given[:, :2], expected[:, :2], entry.tolerance)
 
 

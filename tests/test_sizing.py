@@ -45,7 +45,9 @@ def test_the_cache_is_what_a_session_allocates(
     assert result.cost.expanded == size.requests == 24
     assert result.cost.model_calls == size.model_calls == 1 + 8
     wanted = spec_of(bestk.SearchConfig(**options), lm.backend.vocab_size)
-    assert size.search_bytes == lm.backend.lane_bytes(7, wanted)  # type: ignore[attr-defined]
+    memory = lm.backend.memory(wanted, 7)
+    assert memory is not None
+    assert size.search_bytes == memory.per_search
     assert size.search_bytes > size.cache_bytes
 
 
@@ -60,17 +62,20 @@ def test_a_name_is_sized_up_as_the_model_is_when_loaded(tmp_path: Path) -> None:
 
 
 def test_lanes_are_those_of_auto_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bestk.engine.many import auto_batch_size
+    from bestk.backends.base import Memory
+    from bestk.engine.memory import rows_for
+    from bestk.engine.request import requests_of
 
     lm = bestk.from_transformers(tiny.model("llama"))
     size = size_of(lm, prompt_tokens=7)
     for fitting in (1, 3, 40, 1000):
         free = int(size.search_bytes * fitting / 0.8) + 10
-        monkeypatch.setattr(lm.backend, "free_bytes", lambda free=free: free)
-        chosen = auto_batch_size(lm, bestk.SearchConfig(), [PROMPT])
-        assert size.lanes_in(free + size.weight_bytes) == min(fitting, 64), "on a GPU"
+        memory = Memory(free=free, per_search=size.search_bytes)
+        monkeypatch.setattr(lm.backend, "memory", lambda *_, memory=memory: memory)
+        chosen = rows_for(requests_of(lm, [PROMPT], bestk.SearchConfig()))
+        assert size.searches_in(free + size.weight_bytes) == min(fitting, 64), "on a GPU"
         assert chosen == min(fitting, 8), "on a CPU more than eight are no faster"
-    assert size.lanes_in(size.weight_bytes + 10) == 0, "the weights alone do not make a search"
+    assert size.searches_in(size.weight_bytes + 10) == 0, "the weights alone do not make a search"
 
 
 def test_a_server_computes_what_is_left_of_a_block() -> None:
