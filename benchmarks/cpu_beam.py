@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import bestk
-from bestk.benchmark import TEXT
-from bestk.benchmark.instruments import forward_timer
+from bestk_eval.benchmark import TEXT
+from bestk_eval.benchmark.instruments import forward_timer
 
 BEAM_SIZE, MAX_NEW_TOKENS = 10, 30
 

@@ -24,8 +24,8 @@ import torch
 import transformers
 
 import bestk
-from bestk.benchmark.instruments import peak, weight_bytes
 from bestk.engine import pool
+from bestk_eval.benchmark.instruments import peak, weight_bytes
 
 SEARCH = {"beam_size": 10, "max_new_tokens": 30, "min_prob": 0.0, "max_children": 20}
 WARM_UP = 1.0  # seconds

@@ -106,7 +106,7 @@ def serve(name: str, num_prompts: int, connection: Connection) -> None:
 
 def prompts(lm: Any, number: int) -> list[list[int]]:
     """Cut different prompts of the same length from one text."""
-    from bestk.benchmark import TEXT
+    from bestk_eval.benchmark import TEXT
 
     ids = lm.encode(TEXT.replace("\n", " ").strip())
     step = (len(ids) - PROMPT_TOKENS) // number

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from bestk.batch import run_batch
     from bestk.constraints.base import Constraint
     from bestk.drop_in.generate import generate
+    from bestk.engine.pool import kept_batches
     from bestk.lm.encoder_decoder import EncoderDecoderModel
-    from bestk.lm.language_model import Features, LanguageModel
+    from bestk.lm.language_model import Features, LanguageModel, Prompt
     from bestk.lm.loading import from_transformers, load
     from bestk.result import Hypothesis, SearchResult
 
@@ -34,12 +35,14 @@ _HOMES = {
     "Features": "bestk.lm.language_model",
     "Hypothesis": "bestk.result",
     "LanguageModel": "bestk.lm.language_model",
+    "Prompt": "bestk.lm.language_model",
     "Run": "bestk.api",
     "SearchResult": "bestk.result",
     "best_first": "bestk.api",
     "from_transformers": "bestk.lm.loading",
     "from_vllm": "bestk.backends.vllm.open",
     "generate": "bestk.drop_in.generate",
+    "kept_batches": "bestk.engine.pool",
     "load": "bestk.lm.loading",
     "run_batch": "bestk.batch",
     "run_method": "bestk.baselines",
@@ -55,6 +58,7 @@ __all__ = [
     "Features",
     "Hypothesis",
     "LanguageModel",
+    "Prompt",
     "Run",
     "SearchConfig",
     "SearchResult",
@@ -63,6 +67,7 @@ __all__ = [
     "from_transformers",
     "from_vllm",
     "generate",
+    "kept_batches",
     "load",
     "run_batch",
     "run_method",

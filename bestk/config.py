@@ -22,7 +22,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_MODEL = "smollm2"
 SELECTIONS = ("best", "diverse")
 DIVERSITY = 0.5  # weight of novelty where texts are to differ
-EVAL_BATCH = 16  # examples that an evaluation runs side by side
 GRAMMARS = ("regex", "json_schema", "grammar")
 
 SHAPING = (

@@ -19,12 +19,12 @@ from adapter import END, lora, write
 from torch import Tensor
 from training import Encoded, Schedule, Trainer, padded, parser
 
-from bestk.evaluation.examples import Example
-from bestk.evaluation.metrics.cola import ACCEPTABLE, untrained
-from bestk.evaluation.metrics.grammar import Grammar
-from bestk.evaluation.tasks.reading import read_jsonl
 from bestk.lm.loading import source_of
 from bestk.lm.task_models import Card
+from bestk_eval.examples import Example
+from bestk_eval.metrics.cola import ACCEPTABLE, untrained
+from bestk_eval.metrics.grammar import Grammar
+from bestk_eval.tasks.reading import read_jsonl
 
 NAME = "smollm2-cola"
 MAX_TOKENS = 128

@@ -22,10 +22,10 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from table import replaced  # noqa: E402
 
-from bestk.evaluation.methods import split  # noqa: E402
-from bestk.evaluation.metrics.registry import metric_models  # noqa: E402
-from bestk.evaluation.plots import diversity_quality  # noqa: E402
-from bestk.evaluation.report import Report, make_report  # noqa: E402
+from bestk_eval.methods import split  # noqa: E402
+from bestk_eval.metrics.registry import metric_models  # noqa: E402
+from bestk_eval.plots import diversity_quality  # noqa: E402
+from bestk_eval.report import Report, make_report  # noqa: E402
 from results import CHOSEN, TRANSLATING  # noqa: E402
 
 PAGE = ROOT / "docs" / "results.md"

@@ -15,8 +15,8 @@ from adapter import Pair, Recipe, main
 from squad_held_out import part_of
 from training import Schedule
 
-from bestk.evaluation.tasks import task_of
-from bestk.evaluation.tasks.reading import read_jsonl
+from bestk_eval.tasks import task_of
+from bestk_eval.tasks.reading import read_jsonl
 
 NUM_VALIDATION = 200
 

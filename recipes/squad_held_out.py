@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bestk.errors import OptionError, unknown
-from bestk.evaluation.examples import Example
-from bestk.evaluation.tasks import Task, task_of
-from bestk.evaluation.tasks.catalog import question
+from bestk_eval.examples import Example
+from bestk_eval.tasks import Task, task_of
+from bestk_eval.tasks.catalog import question
 
 PARTS = ("test", "validation", "train")
 

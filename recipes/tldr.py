@@ -12,8 +12,8 @@ from pathlib import Path
 from adapter import Pair, Recipe, main
 from training import Schedule
 
-from bestk.evaluation.tasks import task_of
-from bestk.evaluation.tasks.reading import read_jsonl
+from bestk_eval.tasks import task_of
+from bestk_eval.tasks.reading import read_jsonl
 
 
 def pairs(folder: Path, split: str) -> list[Pair]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from training import Encoded, Schedule, Trainer, padded, parser
 from validation import print_scores
 
-from bestk.evaluation.tasks.reading import read_jsonl
+from bestk_eval.tasks.reading import read_jsonl
 
 VOCABULARY = 6000
 PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"

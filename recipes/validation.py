@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 import bestk
-from bestk.evaluation.report import make_report
-from bestk.evaluation.runner import Settings, evaluate
+from bestk_eval.report import make_report
+from bestk_eval.runner import Settings, evaluate
 
 METHODS = ("BS:beam_size=1", "BS")  # greedy, and ten beams
 SHOWN = ("R", "BLEU", "Cov")

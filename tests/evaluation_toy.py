@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bestk.backends.toy import ToyBackend
-from bestk.evaluation.examples import Example
-from bestk.evaluation.tasks import Task
 from bestk.lm.language_model import LanguageModel
+from bestk_eval.examples import Example
+from bestk_eval.tasks import Task
 
 WORDS = ("<end>", "a", "dog", "runs", "sits", "fast", "here", "the", "cat", "and")
 
@@ -63,7 +63,7 @@ def run_toy(folder: Any, **changes: Any) -> None:
     """Evaluate the toy model into a folder: what the killed processes do."""
     from pathlib import Path
 
-    from bestk.evaluation.runner import Settings, evaluate
+    from bestk_eval.runner import Settings, evaluate
 
     options: dict[str, Any] = {
         "task": toy_task(),

@@ -14,7 +14,7 @@ from batch_jobs import OPTIONS, read_rows, rows_of, write_rows
 
 import bestk
 from bestk.backends.toy import ToyBackend
-from bestk.batch import Job, ModelName, Shard, JobConfig, follow_batch, run_batch
+from bestk.batch import Job, JobConfig, ModelName, Shard, follow_batch, run_batch
 from bestk.batch.sources import JsonLines, Offset, open_source
 from bestk.batch.terminal import describe
 from bestk.errors import BestKError, ModelError, OptionError, SchemaError

@@ -12,7 +12,7 @@ import pytest
 from batch_jobs import rows_of, write_rows
 from serving import until
 
-from bestk.batch import Job, ModelName, RaySettings, JobConfig, follow_batch, run_batch
+from bestk.batch import Job, JobConfig, ModelName, RaySettings, follow_batch, run_batch
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
 

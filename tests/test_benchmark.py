@@ -17,11 +17,16 @@ from tiny import fresh
 from tiny_seq2seq import tiny
 
 import bestk
-from bestk.benchmark import BEAM, Report, Settings, bench, table
-from bestk.benchmark.instruments import cache_bytes, copy_bandwidth, forward_timer, weight_bytes
-from bestk.benchmark.prompts import make_prompts
-from bestk.benchmark.runner import beam_search
 from bestk.errors import ModelError, OptionError, PromptError, SchemaError
+from bestk_eval.benchmark import BEAM, Report, Settings, bench, table
+from bestk_eval.benchmark.instruments import (
+    cache_bytes,
+    copy_bandwidth,
+    forward_timer,
+    weight_bytes,
+)
+from bestk_eval.benchmark.prompts import make_prompts
+from bestk_eval.benchmark.runner import beam_search
 
 ROOT = Path(__file__).parent.parent
 SMALL = Settings(ks=(2, 4), beam_size=3, max_new_tokens=6, batch=2, prompt_tokens=8, repeats=1)

@@ -337,9 +337,7 @@ def test_searches_go_on_in_a_session_of_another_size(entry: Entry, backend: Back
     session = walk.session.resize([2, 0], 2, max(map(len, PROMPTS)))
     group = alone.group(*[[(1, 3), (2, 4), None]] * 2)
     given = dense(alone.listed(session.evaluate(group, whole=False)), backend.vocab_size)
-    expected = dense(
-        alone.listed(alone.session.evaluate(group, whole=False)), backend.vocab_size
-    )
+    expected = dense(alone.listed(alone.session.evaluate(group, whole=False)), backend.vocab_size)
     assert same(given[:, :2], expected[:, :2], entry.tolerance)
 
 

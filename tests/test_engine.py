@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from bestk.server.engine import Engine
+from bestk.server.jobs import BusyError, Job, Order, StoppingError
 from serving import Slow, facts, letters_lm, until
 
 import bestk
 from bestk.core.best_k import Searches
 from bestk.errors import ModelError, OptionError, OutOfMemoryError, PromptError
-from bestk.server.engine import Engine
-from bestk.server.jobs import BusyError, Job, Order, StoppingError
 from bestk.server.limits import Limits
 
 SHORT: dict[str, Any] = {"max_new_tokens": 5, "beam_size": 3, "k": 2}

@@ -13,11 +13,11 @@ import pytest
 from evaluation_toy import run_toy, toy_lm, toy_task
 
 from bestk.errors import OptionError, SchemaError
-from bestk.evaluation import runner
-from bestk.evaluation.loading import load_runs
-from bestk.evaluation.methods import ABLATIONS, groups, parse, parse_all, split
-from bestk.evaluation.runner import Settings, evaluate, make_plan
-from bestk.evaluation.store import Store
+from bestk_eval import runner
+from bestk_eval.loading import load_runs
+from bestk_eval.methods import ABLATIONS, groups, parse, parse_all, split
+from bestk_eval.runner import Settings, evaluate, make_plan
+from bestk_eval.store import Store
 
 NUM_KILLS = 20
 
@@ -44,7 +44,7 @@ def test_a_run_writes_every_pair_once_in_the_order_of_the_plan(unbroken: Path) -
 def test_twenty_random_kills_and_resumes_change_no_byte(unbroken: Path, tmp_path: Path) -> None:
     """SIGKILL at random moments; a forked process each time, so that starting one is cheap."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["evaluation_toy", "bestk.evaluation.runner"])
+    context.set_forkserver_preload(["evaluation_toy", "bestk_eval.runner"])
     source = random.Random(3)
     folder, wanted = tmp_path / "killed", (unbroken / "results.jsonl").read_bytes()
     kills = 0

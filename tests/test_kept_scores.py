@@ -15,14 +15,14 @@ import pytest
 from evaluation_toy import run_toy, toy_task
 
 from bestk.errors import MissingDataError, OptionError, SchemaError
-from bestk.evaluation.board import Scorer
-from bestk.evaluation.examples import Example, Pool
-from bestk.evaluation.kept import FILE, KeptScores, Label
-from bestk.evaluation.loading import load_runs
-from bestk.evaluation.metrics import grammar, mauve, meteor, registry
-from bestk.evaluation.metrics.base import Column, TextMetric
-from bestk.evaluation.metrics.registry import MetricModels, Metrics
-from bestk.evaluation.report import Report, make_report
+from bestk_eval.board import Scorer
+from bestk_eval.examples import Example, Pool
+from bestk_eval.kept import FILE, KeptScores, Label
+from bestk_eval.loading import load_runs
+from bestk_eval.metrics import grammar, mauve, meteor, registry
+from bestk_eval.metrics.base import Column, TextMetric
+from bestk_eval.metrics.registry import MetricModels, Metrics
+from bestk_eval.report import Report, make_report
 
 SLOW = ("grammar", "mauve")
 MODELS = MetricModels(grammar="cola", mauve="features")

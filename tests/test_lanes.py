@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from bestk.engine.lanes import LanesCache, batches
 from conftest import random_toy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from bestk.backends.toy import ToyBackend, ToySession
 from bestk.backends.transformers.model import available_memory
 from bestk.core.best_k import Searches
 from bestk.engine import lanes, many
-from bestk.engine.lanes import LanesCache, batches
 from bestk.errors import OutOfMemoryError, SearchInterrupted
 
 OPTIONS: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 5, "k": 3}

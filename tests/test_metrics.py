@@ -15,27 +15,27 @@ from evaluation_toy import run_toy, toy_task
 from wordnet import needs_wordnet
 
 from bestk.errors import MissingDataError, MissingExtraError, OptionError
-from bestk.evaluation.board import Scorer
-from bestk.evaluation.examples import Example, Pool
-from bestk.evaluation.extras import require
-from bestk.evaluation.loading import load_runs
-from bestk.evaluation.metrics import registry
-from bestk.evaluation.metrics.bleu import CorpusBleu, SentenceBleu
-from bestk.evaluation.metrics.counts import Counts
-from bestk.evaluation.metrics.coverage import coverage
-from bestk.evaluation.metrics.distinct import Distinct
-from bestk.evaluation.metrics.meteor import Meteor
-from bestk.evaluation.metrics.rouge import Rouge
-from bestk.evaluation.metrics.self_bleu import SelfBleu
-from bestk.evaluation.metrics.wordnet import wordnet
-from bestk.evaluation.statistics import (
+from bestk.rerank.ngrams import distinctness, words
+from bestk_eval.board import Scorer
+from bestk_eval.examples import Example, Pool
+from bestk_eval.extras import require
+from bestk_eval.loading import load_runs
+from bestk_eval.metrics import registry
+from bestk_eval.metrics.bleu import CorpusBleu, SentenceBleu
+from bestk_eval.metrics.counts import Counts
+from bestk_eval.metrics.coverage import coverage
+from bestk_eval.metrics.distinct import Distinct
+from bestk_eval.metrics.meteor import Meteor
+from bestk_eval.metrics.rouge import Rouge
+from bestk_eval.metrics.self_bleu import SelfBleu
+from bestk_eval.metrics.wordnet import wordnet
+from bestk_eval.statistics import (
     compare,
     compare_corpus,
     estimate,
     holm,
     sign_flip,
 )
-from bestk.rerank.ngrams import distinctness, words
 
 HYPOTHESES = [
     "The dog runs through the park with a red ball.",
@@ -305,7 +305,7 @@ def test_a_metric_without_its_package_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_wordnet_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bestk.evaluation.metrics import wordnet as module
+    from bestk_eval.metrics import wordnet as module
 
     monkeypatch.setattr(module, "_find", lambda nltk: None)
     with pytest.raises(MissingDataError, match="downloader wordnet"):

@@ -9,6 +9,9 @@ import pytest
 import tiny
 import tiny_seq2seq
 import torch
+from bestk.engine.lanes import Lanes, moved_searches
+from bestk.engine.many import stop_rules
+from bestk.engine.open_lanes import OpenLanes
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +20,6 @@ from test_batching import assert_same, facts
 import bestk
 from bestk.backends.toy import ToySession
 from bestk.core.best_k import Searches
-from bestk.engine.lanes import Lanes, moved_searches
-from bestk.engine.many import stop_rules
-from bestk.engine.open_lanes import OpenLanes
 from bestk.result import collect
 
 OPTIONS: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 5, "k": 3}

@@ -16,7 +16,7 @@ import tiny
 import torch
 
 import bestk
-from bestk.evaluation.store import read_lines
+from bestk_eval.store import read_lines
 
 ROOT = Path(bestk.__file__).parent.parent
 RECIPES = ROOT / "recipes"
@@ -91,8 +91,8 @@ def test_a_killed_training_goes_on_to_the_same_weights(training: Any, tmp_path: 
 
 
 def test_no_article_is_both_trained_on_and_held_out(training: Any, tmp_path: Path) -> None:
-    from bestk.evaluation.tasks import task_of
-    from bestk.evaluation.tasks.reading import read_examples
+    from bestk_eval.tasks import task_of
+    from bestk_eval.tasks.reading import read_examples
 
     titles = [f"Article {n}" for n in range(40)]
     records = [
@@ -202,8 +202,8 @@ def _log_prob(lm: Any, target: list[int]) -> float:
 
 
 def test_the_commands_of_the_results_page_are_real() -> None:
-    from bestk.evaluation.methods import parse_all, split
-    from bestk.evaluation.tasks import task_of
+    from bestk_eval.methods import parse_all, split
+    from bestk_eval.tasks import task_of
 
     lines = run("results.py", "--list").splitlines()
     assert len(lines) >= 8

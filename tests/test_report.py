@@ -17,15 +17,15 @@ from evaluation_toy import run_toy, toy_task
 from wordnet import has_wordnet
 
 from bestk.errors import OptionError
-from bestk.evaluation.board import Scorer
-from bestk.evaluation.differences import comparison_table, differences
-from bestk.evaluation.labels import write_names
-from bestk.evaluation.loading import load_runs
-from bestk.evaluation.metrics.registry import build
-from bestk.evaluation.plots import FIGURES, completion_by_decay
-from bestk.evaluation.report import make_report
-from bestk.evaluation.tables import score_table
 from bestk.rerank import ByFunction
+from bestk_eval.board import Scorer
+from bestk_eval.differences import comparison_table, differences
+from bestk_eval.labels import write_names
+from bestk_eval.loading import load_runs
+from bestk_eval.metrics.registry import build
+from bestk_eval.plots import FIGURES, completion_by_decay
+from bestk_eval.report import make_report
+from bestk_eval.tables import score_table
 
 SAMPLES = 100
 FAST = ("counts", "distinct", "rouge", "bleu", "cost")
@@ -254,10 +254,10 @@ def test_comparisons_say_who_is_better(toy: Path) -> None:
 def test_a_real_miniature(smollm2: Any, tmp_path: Path) -> None:
     """Every method on SmolLM2 and four examples, with the whole report at the end."""
     from bestk.baselines import METHODS
-    from bestk.evaluation.runner import Settings, evaluate
-    from bestk.evaluation.tasks import TASKS
-    from bestk.evaluation.tasks.catalog import concepts
-    from bestk.evaluation.tasks.reading import read_jsonl
+    from bestk_eval.runner import Settings, evaluate
+    from bestk_eval.tasks import TASKS
+    from bestk_eval.tasks.catalog import concepts
+    from bestk_eval.tasks.reading import read_jsonl
 
     data = Path(__file__).parent / "data" / "concepts.jsonl"
     task = replace(

@@ -14,8 +14,8 @@ import pytest
 from evaluation_toy import run_toy, toy_task
 
 from bestk.errors import MissingDataError, OptionError, SchemaError
-from bestk.evaluation.loading import load_runs
-from bestk.evaluation.report import make_report
+from bestk_eval.loading import load_runs
+from bestk_eval.report import make_report
 
 FAST = {"samples": 20, "intervals": False}
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_saved_is_said_before_anything_is_computed(
     options: list[str],
     message: str,
 ) -> None:
-    monkeypatch.setattr("bestk.evaluation.report.Scorer", None)
+    monkeypatch.setattr("bestk_eval.report.Scorer", None)
     file = tmp_path / "file"
     file.write_text("")
     code, out, err = cli("report", str(whole), *(word.format(file=file) for word in options))

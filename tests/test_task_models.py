@@ -14,12 +14,12 @@ import torch
 
 import bestk
 from bestk.errors import MissingDataError, ModelError, SchemaError
-from bestk.evaluation.examples import Example
-from bestk.evaluation.metrics.cola import load_cola, untrained
-from bestk.evaluation.metrics.grammar import Grammar
 from bestk.lm import task_models
 from bestk.lm.task_models import Card
 from bestk.sizing import size_of
+from bestk_eval.examples import Example
+from bestk_eval.metrics.cola import load_cola, untrained
+from bestk_eval.metrics.grammar import Grammar
 
 peft = pytest.importorskip("peft", reason="adapters need peft: pip install 'bestk[adapters]'")
 

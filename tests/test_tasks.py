@@ -13,10 +13,10 @@ import pytest
 from evaluation_toy import toy_lm
 
 from bestk.errors import MissingDataError, MissingExtraError, OptionError, SchemaError
-from bestk.evaluation.examples import Example, Pool
-from bestk.evaluation.tasks import TASKS, Task, task_of
-from bestk.evaluation.tasks.base import style_of
-from bestk.evaluation.tasks.reading import choose, read_examples
+from bestk_eval.examples import Example, Pool
+from bestk_eval.tasks import TASKS, Task, task_of
+from bestk_eval.tasks.base import style_of
+from bestk_eval.tasks.reading import choose, read_examples
 
 # What a record of each task's local file and of its dataset on the hub looks like.
 QUESTION = {"id": "q1", "context": "Anna paints.", "question": "Who paints?", "answers": ["Anna"]}
@@ -186,8 +186,8 @@ def test_a_jsonl_of_ones_own(tmp_path: Path) -> None:
 def test_a_python_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "rhymes.py"
     path.write_text(
-        "from bestk.evaluation.examples import Example\n"
-        "from bestk.evaluation.tasks import Task\n"
+        "from bestk_eval.examples import Example\n"
+        "from bestk_eval.tasks import Task\n"
         "TASK = Task(name='rhymes', plain='{word} rhymes with', chat='What rhymes with {word}?',\n"
         "    max_new_tokens=4, examples=lambda: [Example(id='1', input='cat',\n"
         "    references=('hat',), fields={'word': 'cat'})])\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bestk.errors import MissingDataError, MissingExtraError
-from bestk.evaluation.metrics.wordnet import wordnet
+from bestk_eval.metrics.wordnet import wordnet
 
 
 def has_wordnet() -> bool:

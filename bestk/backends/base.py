@@ -91,6 +91,7 @@ class Backend(ABC):
     vocab_size: int
     eos_ids: tuple[int, ...]  # that complete a text
     capabilities = Capabilities()
+    network: Any = None  # the model of transformers, where one is at hand
 
     @property
     @abstractmethod

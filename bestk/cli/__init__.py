@@ -1,56 +1,64 @@
 """The command line. One file per command; what a command does lives in the library.
 
-To add a command: write its function in a file of this package and list it in `COMMANDS`. Starting
+To add a command: write its function in a file of this package and list it in `COMMANDS`; another
+package names its own as entry points of the group `bestk.commands`, as `bestk_eval` does. Starting
 stays light: a command's file imports torch, transformers and the like inside its function.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 
 from bestk.cli.batch import batch
-from bestk.cli.bench import bench
 from bestk.cli.compare import compare
-from bestk.cli.eval import eval
 from bestk.cli.generate import generate
 from bestk.cli.options import with_address
-from bestk.cli.report import report
 from bestk.cli.serve import serve
 from bestk.cli.show import show
 from bestk.cli.size import size
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
-COMMANDS: tuple[Callable[..., Any], ...] = (
-    generate,
-    batch,
-    compare,
-    show,
-    serve,
-    eval,
-    report,
-    bench,
-    size,
-)
+GROUP = "bestk.commands"
+COMMANDS: tuple[Callable[..., Any], ...] = (generate, batch, compare, show, serve, size)
 
-app = typer.Typer(
-    name="bestk",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in COMMANDS:
-    # A command's help opens with an example; the list of commands says what each is for.
-    example, purpose = (inspect.getdoc(command) or "").split("\n\n", 1)
-    app.command(short_help=purpose)(command)
+
+@functools.cache
+def app() -> typer.Typer:
+    """Return the application: commands of our own, then those that other packages add."""
+    made = typer.Typer(
+        name="bestk",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(bestk)
+    for command in (*COMMANDS, *_added()):
+        # A command's help opens with an example; the list of commands says what each is for.
+        purpose = (inspect.getdoc(command) or "").split("\n\n", 1)[-1]
+        made.command(short_help=purpose)(command)
+    return made
+
+
+def _added() -> Iterator[Callable[..., Any]]:
+    """Yield the commands of other packages; one that cannot be loaded costs no other its life."""
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            yield point.load()
+        except Exception as error:  # whatever somebody else's code raises
+            print(
+                f"Note: command {point.name} ({point.value}) is left out: {error}", file=sys.stderr
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = with_address(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     try:
-        code = app(arguments, prog_name="bestk", standalone_mode=False)
+        code = app()(arguments, prog_name="bestk", standalone_mode=False)
     except BestKError as error:
         return _fail(str(error))
     except typer.TyperException as error:
@@ -80,7 +88,6 @@ def _version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def bestk(
     version: Annotated[
         bool,

@@ -16,7 +16,7 @@ from bestk.cli import app
 
 def reference() -> str:
     """Return every command with its arguments and options."""
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands: dict[str, Any] = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
     parts = [
         "# Command line\n",
         "Made from the commands by `python -m bestk.cli.reference > docs/cli.md`.\n",

@@ -35,6 +35,10 @@ class EncoderDecoderModel(LanguageModel):
         super().__init__(backend, tokenizer, name)
         self.src_lang = src_lang
 
+    @property
+    def reads_text(self) -> bool:
+        return bool(self.backend.model.reads_text)
+
     def encode(self, prompt: Any) -> Any:
         """Turn a source into token ids, or into the tensor of its features."""
         from bestk.backends.transformers.sources import Encoded
@@ -42,10 +46,10 @@ class EncoderDecoderModel(LanguageModel):
         if isinstance(prompt, Encoded):
             return prompt
         if isinstance(prompt, Features):
-            if self.backend.model.reads_text:
+            if self.reads_text:
                 raise PromptError(f"model {self.name} reads text, not features: give a string")
             return prompt.tensor()
-        if not self.backend.model.reads_text:
+        if not self.reads_text:
             raise PromptError(
                 f"model {self.name} reads {self.backend.model.source_input}, not text: give "
                 "bestk.Features of what its processor returns"

@@ -66,6 +66,11 @@ class LanguageModel:
         """Say whether the model comes with a chat template."""
         return bool(self.chat_template or getattr(self.tokenizer, "chat_template", None))
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether prompts can be text; else they are features."""
+        return True
+
     def encode(self, prompt: Prompt) -> Any:
         """Turn a prompt of any kind into what the backend reads: token ids."""
         if isinstance(prompt, str):

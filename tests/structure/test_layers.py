@@ -117,10 +117,70 @@ def test_no_circles() -> None:
     TopologicalSorter(graph).prepare()  # raises on a circle
 
 
+# What stands beside the package imports what is public alone: the names of `bestk.__all__`, and the
+# modules that docs/python-api.md names.
+PUBLIC = ("config", "errors", "durable", "baselines", "rerank", "lm.loading", "lm.task_models")
+PUBLIC_TO_COMMANDS = ("cli",)
+BESIDE = sorted((ROOT / "bestk_eval").rglob("*.py"))
+
+
+def taken(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the modules of ours that a tree imports from, and the names; even for type checkers."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            module = str(node.module)
+            if module.split(".")[0] == "bestk":
+                yield from ((module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.startswith("bestk."))
+
+
+def is_public(module: str, name: str, *, to_command: bool) -> bool:
+    if module == "bestk":
+        return name in bestk.__all__
+    below = f"{module}.{name}".removeprefix("bestk.")
+    open_to = PUBLIC + PUBLIC_TO_COMMANDS * to_command
+    return any(f"{below}.".startswith(f"{known}.") for known in open_to) and "._" not in below
+
+
+@pytest.mark.parametrize("path", BESIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_stands_beside_imports_public_names(path: Path) -> None:
+    to_command = path.parent.name == "commands"
+    for module, name in taken(ast.parse(path.read_text(encoding="utf-8"))):
+        assert is_public(module, name, to_command=to_command), f"{module}.{name} is not public"
+
+
+def test_what_is_public_is_told() -> None:
+    told = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    assert all(f"`bestk.{module}`" in told for module in PUBLIC)
+    assert is_public("bestk", "search", to_command=False)
+    assert not is_public("bestk", "engine", to_command=False)
+    assert not is_public("bestk.engine.batch", "Batch", to_command=True)
+    assert not is_public("bestk.rerank.select", "_Scores", to_command=False)
+    assert not is_public("bestk.cli.options", "Model", to_command=False)
+
+
+def test_nothing_imports_upward() -> None:
+    """Commands of other packages are found by their entry points."""
+    for name, path in NAMES.items():
+        for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
+            assert "bestk_eval" not in ast.unparse(node), f"{name} imports what stands beside it"
+
+
 def test_import_is_light() -> None:
     code = (
         "import sys, bestk; bestk.SearchConfig(k=3); "
         "heavy = {'torch', 'transformers', 'numpy', 'accelerate'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_command_line_is_light() -> None:
+    code = (
+        "import sys, bestk.cli; bestk.cli.app(); "
+        "heavy = {'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules); "
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -33,6 +33,7 @@ class DecoderOnlyBackend(Backend):
 
     def __init__(self, model: Any, name: str | None = None) -> None:
         self.model = ModelInfo(model, name)
+        self.network = model
         self.name = self.model.name
         self.vocab_size = self.model.vocab_size
         self.eos_ids = self.model.eos_ids

@@ -59,6 +59,7 @@ class EncoderDecoderBackend(Backend):
         has_rules: bool = True,
     ) -> None:
         self.model = EncoderDecoderInfo(model, name, decoder_prompt, has_rules=has_rules)
+        self.network = model
         self.name = self.model.name
         self.vocab_size = self.model.vocab_size
         self.eos_ids = self.model.eos_ids

@@ -1,4 +1,0 @@
-"""The paper's experiment as a tool: tasks, metrics, a runner that resumes, tables and figures.
-
-Needs the packages of the extra `eval`, each loaded when something asks for it.
-"""

@@ -1,0 +1,80 @@
+"""`bestk eval`: run methods over the examples of a task, into a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bestk.cli.options import Device, Dtype, EngineOptions, Model, SrcLang, TgtLang
+from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
+from bestk_eval import BATCH_SIZE
+
+
+def eval(
+    task: Annotated[str, typer.Argument(help="A task, or a .jsonl or .py file with one.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")],
+    methods: Annotated[
+        str, typer.Option(help="Names with commas between, as BS,BKS_last:k=10; or paper, ours.")
+    ] = "BS,BKS_mean,BKS_last",
+    ablation: Annotated[
+        list[str] | None,
+        typer.Option(help="k, kappa, scoring, gamma, heap, decay, budget or efficiency, instead."),
+    ] = None,
+    num_examples: Annotated[
+        int | None, typer.Option("--num-examples", "-n", help="Examples, at random; else all.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Another part of the data, such as dev or validation.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the data; the hub unless given.")
+    ] = None,
+    beam_size: Annotated[int, typer.Option(help="Budget of all: beam size × longest text.")] = (
+        SearchConfig.beam_size
+    ),
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest text, instead of the task's.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="String that completes a text; may be repeated.")
+    ] = None,
+    style: Annotated[str, typer.Option(help="Prompts: auto, plain or chat.")] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Examples searched side by side.")] = BATCH_SIZE,
+    seed: Annotated[int, typer.Option(help="Chooses examples and draws samples.")] = 0,
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = DTYPES[0],
+    device: Device = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
+    engine_option: EngineOptions = None,
+) -> None:
+    """[bold]bestk eval commongen --data-dir data -n 50 -o out[/bold]
+
+    Run decoding methods over a task's examples; stopped, it goes on where it was.
+    """
+    from bestk.cli import terminal
+    from bestk_eval.methods import ablations
+    from bestk_eval.methods import split as names_of
+    from bestk_eval.progress import follow
+    from bestk_eval.runner import Settings, evaluate
+
+    settings = Settings(
+        task=task,
+        methods=tuple(ablations(ablation) if ablation else names_of(methods)),
+        num_examples=num_examples,
+        split=split,
+        beam_size=beam_size,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        style=style,
+        batch_size=batch_size,
+        seed=seed,
+        data_dir=data_dir,
+    )
+    lm = terminal.load(
+        model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
+    )
+    follow(evaluate(lm, settings, output), terminal.stderr())
+    typer.echo(f"bestk report {output}", err=True)

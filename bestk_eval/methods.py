@@ -1,0 +1,202 @@
+"""Methods as an evaluation names them, and the ablations as lists of such names.
+
+A name is a method of `bestk.baselines`, or BKS (best-k search, scoring free), and the settings that
+it changes: `BKS_last:k=10,decay_weight=0.1`, `Ncls0.8:num_draws=10`, `BFS:beam_size=2`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bestk import LanguageModel, SearchResult
+from bestk.baselines import METHODS, Method, Sampling, Scored, check_method, method_of, run_method
+from bestk.config import SearchConfig
+from bestk.errors import BestKError, OptionError, unknown
+
+OURS = ("BKS_mean", "BKS_last")
+PAPER_DRAWS = 10  # what the paper drew from a sampler, whatever it cost
+
+_FAMILY = re.compile(r"(?i:b?(ncls|typ)_?[0-9.]+)")
+_DECAY_WEIGHTS = ("0", "0.01", "0.05", "0.1", "0.2")  # κ
+_SCORINGS = ("BKS:length_alpha=0", "BKS:length_alpha=0.5", "BKS_mean", "BKS_last")
+
+
+def _vary(bases: Sequence[str], option: str, values: Sequence[object]) -> list[str]:
+    """Give each base each value of an option."""
+    return [
+        f"{base}{',' if ':' in base else ':'}{option}={value}" for base in bases for value in values
+    ]
+
+
+ABLATIONS: dict[str, list[str]] = {
+    "k": _vary(OURS, "k", (5, 10)),
+    "kappa": _vary(_SCORINGS[1:], "decay_weight", _DECAY_WEIGHTS),
+    "scoring": _vary(_SCORINGS, "decay_weight", _DECAY_WEIGHTS),
+    "gamma": _vary(OURS, "min_prob", ("0.01", "0.02", "0.05", "0.1", "0.2")),
+    "heap": _vary(OURS, "max_frontier", (20, 50, 100, 500, 2000)),
+    "decay": _vary(OURS, "decay", ("none", "power", "log")),
+    "budget": _vary(("BFS", *OURS), "beam_size", (1, 2, 5, 10)),
+    "efficiency": ["BS", "BTyp0.5", "BFS", "BKS_mean:k=5", "BKS_mean:k=10"],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedMethod:
+    """A method with the settings that its name changes."""
+
+    name: str  # settings in the order of the alphabet, so that equal methods have equal names
+    method: Method
+    options: tuple[tuple[str, Any], ...] = ()
+    num_draws: int | None = None
+
+    @property
+    def base(self) -> str:
+        """Return the name without its settings."""
+        return self.name.partition(":")[0]
+
+    def config(self, max_new_tokens: int, beam_size: int, stop: Sequence[str] = ()) -> SearchConfig:
+        """Return the settings of a search for one length of answers."""
+        shared = {"max_new_tokens": max_new_tokens, "beam_size": beam_size, "stop": tuple(stop)}
+        told = {"k": SearchConfig.k, **shared, **dict(self.options)}
+        # Answers to a short source may be so short that the budget pays for fewer nodes than k.
+        budget = told.get("budget") or told["beam_size"] * max_new_tokens
+        return SearchConfig.of({**told, "k": min(told["k"], budget)})
+
+    def check(self, max_new_tokens: int, beam_size: int, stop: Sequence[str] = ()) -> None:
+        """Raise if the method cannot run so."""
+        try:
+            check_method(self.method, self.config(max_new_tokens, beam_size, stop))
+        except OptionError as error:
+            raise OptionError(f"method {self.name!r}: {error}") from None
+
+    def __call__(
+        self,
+        lm: LanguageModel,
+        prompts: Sequence[Any],
+        max_new_tokens: int,
+        beam_size: int,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> list[SearchResult]:
+        """Run the method on one batch."""
+        results: list[SearchResult] = run_method(
+            lm,
+            list(prompts),
+            self.method,
+            self.config(max_new_tokens, beam_size, stop),
+            seed=seed,
+            num_draws=self.num_draws,
+            batch_size=len(prompts),
+            keep_tree=False,
+        )
+        return results
+
+
+def parse(name: str) -> NamedMethod:
+    """Read the name of a method.
+
+    >>> parse("bks_last:k=10,decay_weight=0.1").name
+    'BKS_last:decay_weight=0.1,k=10'
+    """
+    base, _, rest = name.strip().partition(":")
+    method, known = _method(base)
+    options = dict(_setting(part, name) for part in rest.split(",") if part.strip())
+    num_draws = options.pop("num_draws", None)
+    _check(name, method, options, num_draws)
+    told = dict(options) if num_draws is None else {**options, "num_draws": num_draws}
+    listed = ",".join(f"{key}={told[key]}" for key in sorted(told))
+    return NamedMethod(
+        name=f"{known}:{listed}" if listed else known,
+        method=method,
+        options=tuple(sorted(options.items())),
+        num_draws=num_draws,
+    )
+
+
+def split(names: str) -> list[str]:
+    """Split a list of names; a comma may also stand between the settings of one.
+
+    >>> split("BS,BKS_last:k=10,decay_weight=0.1,Ncls0.8")
+    ['BS', 'BKS_last:k=10,decay_weight=0.1', 'Ncls0.8']
+    """
+    found: list[str] = []
+    for part in names.split(","):
+        if "=" in part and ":" not in part and found:
+            found[-1] += f",{part.strip()}"
+        elif part.strip():
+            found.append(part.strip())
+    return found
+
+
+def parse_all(names: Sequence[str]) -> list[NamedMethod]:
+    """Read several names, each of which may be a group: `paper`, `ours` or an ablation."""
+    found: dict[str, NamedMethod] = {}
+    for name in names:
+        for member in groups().get(name, [name]):
+            method = parse(member)
+            found[method.name] = method
+    if not found:
+        raise OptionError("there are no methods: name one, such as BKS_mean, or a group: paper")
+    return list(found.values())
+
+
+def ablations(names: Sequence[str]) -> list[str]:
+    """Check that names are those of ablations."""
+    for name in names:
+        if name not in ABLATIONS:
+            raise OptionError(unknown("ablation", name, ABLATIONS))
+    return list(names)
+
+
+def groups() -> dict[str, list[str]]:
+    """Return the lists of methods that have a name of their own, the ablations included."""
+    samplers = [name for name, method in METHODS.items() if isinstance(method, Sampling)]
+    draws = [f"{name}:num_draws={PAPER_DRAWS}" for name in samplers]
+    return {"paper": [*METHODS, *draws], "ours": list(OURS), **ABLATIONS}
+
+
+def _method(base: str) -> tuple[Method, str]:
+    if base.lower() == "bks":
+        return Scored(), "BKS"
+    for name, method in METHODS.items():
+        if base.lower() == name.lower():
+            return method, name
+    if _FAMILY.fullmatch(base):
+        return method_of(base), base
+    raise OptionError(unknown("method", base, [*METHODS, "BKS"]))
+
+
+def _setting(part: str, name: str) -> tuple[str, Any]:
+    key, equals, value = (side.strip() for side in part.partition("="))
+    if not equals or not value:
+        raise OptionError(f"method {name!r}: a setting is key=value, got {part!r}")
+    for kind in (int, float):
+        try:
+            return key, kind(value)
+        except ValueError:
+            continue
+    return key, value
+
+
+def _check(name: str, method: Method, options: dict[str, Any], num_draws: Any) -> None:
+    if num_draws is not None and not isinstance(method, Sampling):
+        raise OptionError(f"method {name!r}: num_draws is for samplers, such as Ncls0.8")
+    if "max_new_tokens" in options:
+        raise OptionError(f"method {name!r}: the task sets max_new_tokens, for all methods alike")
+    is_fixed = isinstance(method, Scored) and method.scoring is not None
+    if is_fixed and options.keys() & {"scoring", "length_alpha"}:
+        raise OptionError(f"method {name!r}: its scoring is in its name, use BKS to choose another")
+    fields = {field.name for field in dataclasses.fields(SearchConfig)}
+    for option in options:
+        if option not in fields:
+            raise OptionError(f"method {name!r}: " + unknown("option", option, fields))
+    try:
+        SearchConfig.of(options)
+        if isinstance(method, Sampling):
+            dataclasses.replace(method, num_draws=num_draws)
+    except BestKError as error:
+        raise OptionError(f"method {name!r}: {error}") from None

@@ -1,0 +1,58 @@
+"""ROUGE-1, -2 and -L by rouge-score: F-measure, Porter stemmer on, best reference.
+
+Of several references each score takes the one with the highest F-measure for it, as rouge-score's
+own `score_multi` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import numpy as np
+
+from bestk_eval.examples import Example
+from bestk_eval.extras import require
+from bestk_eval.metrics.base import Column, TextMetric
+from bestk_eval.statistics import Numbers
+
+_NAMES = {"rouge1": "R1", "rouge2": "R2", "rougeL": "RL"}
+
+
+class Rouge(TextMetric):
+    """Mean and oracle ROUGE of a set."""
+
+    family = "rouge"
+    scores = tuple(_NAMES)
+    columns = (
+        *(
+            Column(key=short, title=f"{name} F1, mean", group="Quality")
+            for name, short in _NAMES.items()
+        ),
+        Column(key="R", title="mean of R1, R2, RL", group="Quality", latex=r"$\overline{\rm R}$"),
+        *(
+            Column(key=f"O{short}", title=f"{name} F1, best text", group="Oracle", latex=short)
+            for name, short in _NAMES.items()
+        ),
+        Column(
+            key="OR", title="mean of OR1, OR2, ORL", group="Oracle", latex=r"$\overline{\rm OR}$"
+        ),
+    )
+
+    def __init__(self) -> None:
+        scorers = require("rouge_score.rouge_scorer", "rouge-score")
+        self._scorer = scorers.RougeScorer(list(_NAMES), use_stemmer=True)
+
+    @property
+    def signature(self) -> str:
+        return f"rouge|stem:porter|score:f1|refs:best|rouge-score:{version('rouge-score')}"
+
+    def score(self, texts: Sequence[str], example: Example) -> Numbers:
+        rows = []
+        for text in texts:
+            found = self._scorer.score_multi(list(example.references), text)
+            rows.append([100 * found[name].fmeasure for name in _NAMES])
+        return np.array(rows, dtype=np.float64).reshape(-1, len(_NAMES))
+
+    def summarise(self, mean: Numbers, best: Numbers) -> Sequence[float]:
+        return [*mean, float(mean.mean()), *best, float(best.mean())]

@@ -1,0 +1,227 @@
+"""Runs methods over the examples of a task, batch by batch, into a folder; resumes what was begun.
+
+    >>> for step in evaluate(lm, Settings(task="commongen"), Path("out")): ...  # doctest: +SKIP
+
+A plan of batches is made first, from the settings alone: each batch of examples goes through every
+method before the next, so a run that is cut short has the same examples for all. Knows no metric.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bestk import LanguageModel, Prompt, SearchResult, __version__
+from bestk.baselines import run_method
+from bestk.config import SearchConfig
+from bestk.errors import OptionError
+from bestk_eval import BATCH_SIZE
+from bestk_eval.benchmark.instruments import quiet
+from bestk_eval.examples import Example, digest
+from bestk_eval.methods import NamedMethod, parse_all
+from bestk_eval.store import Store
+from bestk_eval.tasks import Task, task_of
+from bestk_eval.tasks.base import style_of
+from bestk_eval.tasks.reading import choose, read_examples
+
+SCORE_DIGITS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an evaluation runs; the model comes apart."""
+
+    task: str | Task
+    methods: tuple[str, ...] = ("BS", "BKS_mean", "BKS_last")
+    num_examples: int | None = None  # all of them
+    split: str | None = None  # the task's own
+    beam_size: int = SearchConfig.beam_size
+    max_new_tokens: int | None = None  # the task's
+    stop: tuple[str, ...] = ()  # strings that complete a text, for models that know no end
+    style: str = "auto"
+    batch_size: int = BATCH_SIZE
+    seed: int = 0
+    data_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_examples", "beam_size", "max_new_tokens", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands: how many results there are, of how many."""
+
+    done: int
+    total: int
+    method: str  # the one that just ran
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Examples that go through a method together; their answers may be equally long."""
+
+    examples: tuple[Example, ...]
+    max_new_tokens: int
+    method: NamedMethod
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """Name the lines that the batch writes."""
+        return [(example.id, self.method.name) for example in self.examples]
+
+
+def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Progress]:
+    """Run what is left of an evaluation; yields after every batch, first for what was done before.
+
+    Everything yielded is on disk: leaving off at any moment, or a kill, loses the batch at hand.
+    """
+    task = task_of(settings.task)
+    style = style_of(settings.style, lm)
+    methods = parse_all(settings.methods)
+    every = read_examples(task, settings.data_dir, settings.split)
+    examples = choose(every, settings.num_examples, settings.seed)
+    plan = make_plan(lm, task, examples, methods, settings)
+    for batch in plan:  # what cannot run costs no other's time
+        batch.method.check(batch.max_new_tokens, settings.beam_size, settings.stop)
+    store = Store(folder)
+    try:
+        store.begin(_facts(lm, task, style, methods, examples, settings), examples)
+        start = store.resume([batch.keys for batch in plan])
+        total = sum(len(batch.keys) for batch in plan)
+        done = sum(len(batch.keys) for batch in plan[:start])
+        yield Progress(done=done, total=total, method="")
+        for number, batch in enumerate(plan[start:]):
+            prompts = [
+                task.prompt_that_fits(example, style, lm, batch.max_new_tokens)
+                for example in batch.examples
+            ]
+            if number == 0:
+                _warm_up(lm, prompts[0])
+            # How many searches complete nothing is a number of the report, not a notice for each.
+            with quiet():
+                _run(lm, batch, prompts, settings, store)
+            done += len(batch.keys)
+            yield Progress(done=done, total=total, method=batch.method.name)
+    finally:
+        store.close()
+
+
+def make_plan(
+    lm: LanguageModel,
+    task: Task,
+    examples: Sequence[Example],
+    methods: Sequence[NamedMethod],
+    settings: Settings,
+) -> list[Batch]:
+    """Lay out the batches: examples with equally long answers together, every method on each."""
+    by_room: dict[int, list[Example]] = {}
+    for example in examples:
+        room = settings.max_new_tokens or task.room(example, lm)
+        by_room.setdefault(room, []).append(example)
+    return [
+        Batch(
+            examples=tuple(members[start : start + settings.batch_size]),
+            max_new_tokens=room,
+            method=method,
+        )
+        for room, members in by_room.items()
+        for start in range(0, len(members), settings.batch_size)
+        for method in methods
+    ]
+
+
+def _warm_up(lm: LanguageModel, prompt: Prompt) -> None:
+    """Try the model out, so that the first method's seconds do not include it."""
+    run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
+
+
+def _run(
+    lm: LanguageModel, batch: Batch, prompts: list[Prompt], settings: Settings, store: Store
+) -> None:
+    started = time.perf_counter()
+    results = batch.method(
+        lm,
+        prompts,
+        batch.max_new_tokens,
+        settings.beam_size,
+        seed=settings.seed,
+        stop=settings.stop,
+    )
+    seconds = (time.perf_counter() - started) / len(prompts)
+    pairs = list(zip(batch.keys, results, strict=True))
+    store.append(
+        [_record(key, result) for key, result in pairs],
+        [{"example": key[0], "method": key[1], "seconds": round(seconds, 6)} for key, _ in pairs],
+    )
+
+
+def _record(key: tuple[str, str], result: SearchResult) -> dict[str, Any]:
+    """Keep the complete texts of a result: what was cut off at the longest length is counted."""
+    complete = [h for h in result.hypotheses if h.is_complete]
+    counts = Counter(h.text for h in result.raw if h.is_complete)
+    return {
+        "example": key[0],
+        "method": key[1],
+        "texts": [h.text for h in complete],
+        "counts": [counts[h.text] for h in complete],
+        "scores": [round(h.score, SCORE_DIGITS) for h in complete],
+        "log_probs": [round(h.log_prob, SCORE_DIGITS) for h in complete],
+        "truncated": result.num_truncated,
+        "expanded": result.cost.expanded,
+        "model_calls": result.cost.model_calls,
+        "signature": result.signature,
+    }
+
+
+def _facts(
+    lm: LanguageModel,
+    task: Task,
+    style: str,
+    methods: Sequence[NamedMethod],
+    examples: Sequence[Example],
+    settings: Settings,
+) -> dict[str, Any]:
+    """List everything that the results depend on."""
+    return {
+        "bestk": __version__,
+        "task": task.name,
+        "source": settings.task if isinstance(settings.task, str) else None,
+        "split": settings.split,
+        "kind": task.kind,
+        "prompt": task.plain if style == "plain" else task.chat,
+        "style": style,
+        "model": lm.name,
+        **_arithmetic(lm),
+        "methods": [method.name for method in methods],
+        "examples": len(examples),
+        "data": digest(examples),
+        "beam_size": settings.beam_size,
+        "max_new_tokens": settings.max_new_tokens or _longest(task),
+        "stop": list(settings.stop),
+        "batch_size": settings.batch_size,
+        "seed": settings.seed,
+    }
+
+
+def _arithmetic(lm: LanguageModel) -> dict[str, Any]:
+    """Name what a model's numbers depend on besides its weights, as far as its backend says."""
+    facts = lm.backend.facts()
+    return {
+        "dtype": facts["dtype"],
+        "device": facts["device"],
+        "source_language": getattr(lm, "src_lang", None),
+        "decoder_prompt": facts.get("decoder_prompt", []),
+    }
+
+
+def _longest(task: Task) -> str | int:
+    if task.source_factor is None:
+        return task.max_new_tokens
+    return f"{task.source_factor:g}*source"
