@@ -172,7 +172,7 @@ class SearchConfig:
 
     @property
     def is_shaped(self) -> bool:
-        """Say whether any setting changes the model's probabilities."""
+        """Whether any setting changes the model's probabilities."""
         return bool(self.shaping)
 
     @property

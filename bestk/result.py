@@ -222,7 +222,7 @@ def not_started(prompt: Any, config: SearchConfig, model: str) -> SearchResult:
 
 
 def emptiness(config: SearchConfig, stop_reason: str, num_truncated: int, bound: float) -> str:
-    """Say why a search found no text, and what would help.
+    """Return why a search found no text, and what would help.
 
     >>> emptiness(SearchConfig(regex="a+"), "budget", 0, -1.0)
     'no text met regex within the budget of 300 expansions: raise beam_size or budget'

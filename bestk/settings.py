@@ -108,7 +108,7 @@ class Setting:
 
     @property
     def is_list(self) -> bool:
-        """Say whether the setting holds any number of values."""
+        """Whether the setting holds any number of values."""
         return typing.get_origin(self.kind) is tuple
 
 

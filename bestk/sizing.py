@@ -110,7 +110,7 @@ def check_dtype(dtype: str) -> None:
 
 
 def describe(size: Size, prompts: int, memory_bytes: int | None = None) -> Mapping[str, str]:
-    """Say it for people: a line for each number."""
+    """Return it for people: a line for each number."""
     lines = {
         "weights": f"{_bytes(size.weight_bytes)}, {size.parameters:,} parameters",
         "cache per token": _bytes(size.token_bytes),

@@ -13,9 +13,9 @@ import numpy as np
 from bestk.errors import BestKError, MissingDataError, MissingExtraError, OptionError, unknown
 from bestk_eval.examples import Example, Pool
 from bestk_eval.kept import KeptScores, Label, digest_of, rounded
-from bestk_eval.loading import Evaluation
+from bestk_eval.loading import Evaluated
 from bestk_eval.metrics.base import Column, CorpusMetric, Metric, SetMetric, TextMetric
-from bestk_eval.metrics.registry import Metrics
+from bestk_eval.metrics.registry import MetricSet
 from bestk_eval.statistics import (
     NUM_SAMPLES,
     Comparison,
@@ -45,7 +45,7 @@ class Cell:
 class Board:
     """The numbers of one view of the texts."""
 
-    evaluation: Evaluation
+    evaluation: Evaluated
     view: str
     top: int
     columns: dict[str, Column]
@@ -100,8 +100,8 @@ class Scorer:
 
     def __init__(
         self,
-        evaluation: Evaluation,
-        metrics: Metrics,
+        evaluation: Evaluated,
+        metrics: MetricSet,
         *,
         top: int = DEFAULT_TOP,
         samples: int = NUM_SAMPLES,
@@ -247,11 +247,11 @@ def _marks(estimates: dict[str, dict[str, Estimate]], column: Column) -> dict[st
 
 
 def digits(column: Column) -> int:
-    """Say how many decimals a column shows."""
+    """Return how many decimals a column shows."""
     return 3 if column.key == "Time" else 1
 
 
-def views_of(evaluation: Evaluation) -> Iterator[str]:
+def views_of(evaluation: Evaluated) -> Iterator[str]:
     """Name the views that differ: `all` from `unique` only where a text came twice."""
     yield "all"
     pools = [pool for row in evaluation.pools.values() for pool in row]

@@ -85,7 +85,7 @@ class Pool:
         return sum(self.counts)
 
     def weights(self, view: str, top: int) -> list[int]:
-        """Say how often each text counts.
+        """Return how often each text counts.
 
         `all`: as often as it was completed. `unique`: once. `top`: once, for the first `top` texts.
         `diverse`: once, for the `top` texts that `select="diverse"` chooses.

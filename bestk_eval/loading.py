@@ -25,7 +25,7 @@ _OF_THE_MODEL = {"dtype", "source_language", "decoder_prompt"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluated:
     """What methods found for the same examples.
 
     `pools[row]` has one pool per example; a row is a method, with its model if there are several.
@@ -63,7 +63,7 @@ class Evaluation:
             f"|seed:{first['seed']}|v:{first['bestk']}"
         )
 
-    def with_order(self, pools: dict[str, list[Pool]]) -> Evaluation:
+    def with_order(self, pools: dict[str, list[Pool]]) -> Evaluated:
         """Return the same evaluation with the texts in another order."""
         return dataclasses.replace(self, pools=pools)
 
@@ -73,7 +73,7 @@ def load_runs(
     *,
     methods: Sequence[str] | None = None,
     data_dir: Path | None = None,
-) -> Evaluation:
+) -> Evaluated:
     """Read runs; together they must be of the same examples, with the same settings.
 
     `methods` keeps some of the rows. A run that was put away without its examples reads them from
@@ -101,7 +101,7 @@ def load_runs(
         wanted = _wanted(methods, pools)
         pools = {row: pools[row] for row in wanted}
         found = {row: found[row] for row in wanted}
-    return Evaluation(
+    return Evaluated(
         settings=tuple(settings),
         pools=_in_common(pools, folders),
         methods=found,
@@ -216,7 +216,7 @@ def _in_common(pools: dict[str, dict[str, Pool]], folders: Sequence[Path]) -> di
 
 
 def _lacking(pools: dict[str, dict[str, Pool]]) -> str:
-    """Say which methods keep a report from being made, and how to leave them out."""
+    """Name which methods keep a report from being made, and how to leave them out."""
     empty = [row for row, found in pools.items() if not found]
     lacking = {row.partition(" @")[0] for row in empty}
     others = dict.fromkeys(name for row in pools if (name := row.partition(" @")[0]) not in lacking)

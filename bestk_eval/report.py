@@ -17,7 +17,7 @@ from bestk_eval.board import DEFAULT_TOP, Board, Scorer, views_of
 from bestk_eval.differences import Differences, comparison_table, differences
 from bestk_eval.examples import VIEWS
 from bestk_eval.kept import check_folders
-from bestk_eval.loading import Evaluation, load_runs
+from bestk_eval.loading import Evaluated, load_runs
 from bestk_eval.metrics.registry import MetricModels, build
 from bestk_eval.plots import check_suffix, save_figures
 from bestk_eval.reranking import Reranking, rerank_table, reranking
@@ -31,7 +31,7 @@ FORMATS = ("terminal", "markdown", "latex", "json")
 class Report:
     """Tables and what they were made of."""
 
-    evaluation: Evaluation
+    evaluation: Evaluated
     boards: list[Board]
     differences: list[Differences]  # of each board, where there is a baseline
     reranking: Reranking | None
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Say why metrics are missing, from one view or from all."""
+        """Return why metrics are missing, from one view or from all."""
         return {name: why for board in self.boards for name, why in board.left_out.items()}
 
     def print(self, form: str = "terminal", console: Console | None = None) -> None:

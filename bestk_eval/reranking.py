@@ -13,7 +13,7 @@ from bestk.errors import MissingDataError
 from bestk.rerank import Reranker
 from bestk_eval.board import Board, Scorer
 from bestk_eval.examples import Pool
-from bestk_eval.loading import Evaluation
+from bestk_eval.loading import Evaluated
 from bestk_eval.metrics.registry import build
 from bestk_eval.statistics import NUM_SAMPLES, Comparison, compare_corpus
 from bestk_eval.tables import Table, breaks, number
@@ -54,7 +54,7 @@ class Reranking:
         }
 
 
-def rerank(evaluation: Evaluation, reranker: Reranker) -> Evaluation:
+def rerank(evaluation: Evaluated, reranker: Reranker) -> Evaluated:
     """Put the texts of every example in the reranker's order; methods share what it has scored."""
     known: dict[tuple[object, ...], Sequence[float]] = {}
     pools: dict[str, list[Pool]] = {}
@@ -69,7 +69,7 @@ def rerank(evaluation: Evaluation, reranker: Reranker) -> Evaluation:
 
 
 def reranking(
-    evaluation: Evaluation,
+    evaluation: Evaluated,
     reranker: Reranker,
     *,
     column: str = "BLEU",

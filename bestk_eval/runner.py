@@ -64,7 +64,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class ExampleBatch:
     """Examples that go through a method together; their answers may be equally long."""
 
     examples: tuple[Example, ...]
@@ -119,14 +119,14 @@ def make_plan(
     examples: Sequence[Example],
     methods: Sequence[NamedMethod],
     settings: Settings,
-) -> list[Batch]:
+) -> list[ExampleBatch]:
     """Lay out the batches: examples with equally long answers together, every method on each."""
     by_room: dict[int, list[Example]] = {}
     for example in examples:
         room = settings.max_new_tokens or task.room(example, lm)
         by_room.setdefault(room, []).append(example)
     return [
-        Batch(
+        ExampleBatch(
             examples=tuple(members[start : start + settings.batch_size]),
             max_new_tokens=room,
             method=method,
@@ -143,7 +143,7 @@ def _warm_up(lm: LanguageModel, prompt: Prompt) -> None:
 
 
 def _run(
-    lm: LanguageModel, batch: Batch, prompts: list[Prompt], settings: Settings, store: Store
+    lm: LanguageModel, batch: ExampleBatch, prompts: list[Prompt], settings: Settings, store: Store
 ) -> None:
     started = time.perf_counter()
     results = batch.method(

@@ -133,7 +133,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def has_lines(path: Path) -> bool:
-    """Say whether a file is there, plain or packed."""
+    """Return whether a file is there, plain or packed."""
     return path.exists() or _packed(path) is not None
 
 

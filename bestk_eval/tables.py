@@ -17,7 +17,7 @@ from rich.text import Text
 
 from bestk.errors import OptionError, unknown
 from bestk_eval.board import Board, digits
-from bestk_eval.loading import Evaluation
+from bestk_eval.loading import Evaluated
 from bestk_eval.metrics.base import Column
 
 LAYOUTS: dict[str, tuple[str, ...]] = {
@@ -61,7 +61,7 @@ class Table:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether there is no column beside the methods."""
+        """Return whether there is no column beside the methods."""
         return len(self.headings) == 1
 
     def rich(self, *, intervals: bool = True) -> RichTable:
@@ -140,7 +140,7 @@ def score_table(board: Board, layout: str = "condensed", *, intervals: bool = Tr
 
 
 def view_title(board: Board) -> str:
-    """Say which texts a board looks at."""
+    """Name which texts a board looks at."""
     return VIEW_TITLES[board.view].format(top=board.top)
 
 
@@ -177,7 +177,7 @@ def _cell(board: Board, row: str, column: Column, intervals: bool) -> tuple[str,
 
 
 def _notes(board: Board, columns: Sequence[Column], intervals: bool) -> list[str]:
-    """Say what the columns are, what their numbers depend on, and what is missing."""
+    """Tell what the columns are, what their numbers depend on, and what is missing."""
     found = board.evaluation
     notes = []
     for signature in dict.fromkeys(board.signatures[column.key] for column in columns):
@@ -195,7 +195,7 @@ def _notes(board: Board, columns: Sequence[Column], intervals: bool) -> list[str
     return notes
 
 
-def _without_probabilities(found: Evaluation) -> list[str]:
+def _without_probabilities(found: Evaluated) -> list[str]:
     return [row for row, pools in found.pools.items() if any(p.log_probs is None for p in pools)]
 
 
@@ -204,7 +204,7 @@ def _escape(text: str) -> str:
 
 
 def breaks(rows: Sequence[str]) -> set[int]:
-    """Say above which rows a rule separates families of methods."""
+    """Return above which rows a rule separates families of methods."""
     return {i for i in range(1, len(rows)) if family(rows[i]) != family(rows[i - 1])}
 
 

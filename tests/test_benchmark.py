@@ -18,7 +18,7 @@ from tiny_seq2seq import tiny
 
 import bestk
 from bestk.errors import ModelError, OptionError, PromptError, SchemaError
-from bestk_eval.benchmark import BEAM, Report, Settings, bench, table
+from bestk_eval.benchmark import BEAM, BenchReport, BenchSettings, bench, table
 from bestk_eval.benchmark.instruments import (
     cache_bytes,
     copy_bandwidth,
@@ -29,7 +29,7 @@ from bestk_eval.benchmark.prompts import make_prompts
 from bestk_eval.benchmark.runner import beam_search
 
 ROOT = Path(__file__).parent.parent
-SMALL = Settings(ks=(2, 4), beam_size=3, max_new_tokens=6, batch=2, prompt_tokens=8, repeats=1)
+SMALL = BenchSettings(ks=(2, 4), beam_size=3, max_new_tokens=6, batch=2, prompt_tokens=8, repeats=1)
 BUDGET = 3 * 6 * 2
 
 
@@ -39,15 +39,15 @@ def lm() -> bestk.LanguageModel:
 
 
 @pytest.fixture(scope="module")
-def report(lm: bestk.LanguageModel) -> Report:
+def report(lm: bestk.LanguageModel) -> BenchReport:
     return bench(lm, SMALL)
 
 
-def row(report: Report, name: str) -> Any:
+def row(report: BenchReport, name: str) -> Any:
     return next(row for row in report.rows if row.method == name)
 
 
-def test_every_method_does_the_whole_work(report: Report) -> None:
+def test_every_method_does_the_whole_work(report: BenchReport) -> None:
     names = ["best-k, k=2", "best-k, k=4", BEAM, "our beam search", "nucleus 0.8"]
     assert [row.method for row in report.rows] == names
     assert [row.k for row in report.rows] == [2, 4, None, None, None]
@@ -59,7 +59,7 @@ def test_every_method_does_the_whole_work(report: Report) -> None:
     assert [row.model_calls for row in report.rows] == [1 + 9, 1 + 5, 6, 6, 6]
 
 
-def test_what_follows_from_the_measurements(report: Report) -> None:
+def test_what_follows_from_the_measurements(report: BenchReport) -> None:
     beam = row(report, BEAM)
     assert beam.ratio == 1
     assert beam.unique_texts == 6, "beams differ from one another"
@@ -73,7 +73,7 @@ def test_what_follows_from_the_measurements(report: Report) -> None:
         assert found.over_floor == pytest.approx(found.seconds / floor)
 
 
-def test_memory_is_a_slot_per_node_against_a_row_per_beam(report: Report) -> None:
+def test_memory_is_a_slot_per_node_against_a_row_per_beam(report: BenchReport) -> None:
     place = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, float32
     for k in SMALL.ks:
         held = row(report, f"best-k, k={k}").memory_bytes
@@ -131,7 +131,7 @@ def test_without_full_methods_may_stop_short(lm: bestk.LanguageModel) -> None:
     assert config == bestk.SearchConfig(k=2, beam_size=3, max_new_tokens=6)
 
 
-def test_the_model_is_left_as_it_was(lm: bestk.LanguageModel, report: Report) -> None:
+def test_the_model_is_left_as_it_was(lm: bestk.LanguageModel, report: BenchReport) -> None:
     model = lm.backend.checkpoint.model  # type: ignore[attr-defined]
     for part in model.modules():
         assert not part._forward_hooks
@@ -139,16 +139,16 @@ def test_the_model_is_left_as_it_was(lm: bestk.LanguageModel, report: Report) ->
     assert lm.lanes.size == 2
 
 
-def test_json_round_trip(report: Report) -> None:
+def test_json_round_trip(report: BenchReport) -> None:
     data = json.loads(json.dumps(report.to_json()))
-    assert Report.from_json(data) == report
+    assert BenchReport.from_json(data) == report
     assert data["rows"][0]["ratio"] == report.rows[0].ratio
     assert data["memory"] == "key/value cache"
     with pytest.raises(SchemaError, match=r"format bestk\.bench, got 'else'"):
-        Report.from_json({"format": "else"})
+        BenchReport.from_json({"format": "else"})
 
 
-def test_table(report: Report) -> None:
+def test_table(report: BenchReport) -> None:
     narrow = Console(file=io.StringIO(), width=80)
     narrow.print(table(report))
     lines = narrow.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -212,7 +212,7 @@ def test_command(
     sizes = ("--beam-size", "3", "--max-new-tokens", "6", "--prompt-tokens", "8", "--repeats", "1")
     code, out, err = cli("bench", "--k", "4", *sizes, "--json", "--dtype", "float32")
     assert (code, err) == (0, "")
-    found = Report.from_json(json.loads(out))
+    found = BenchReport.from_json(json.loads(out))
     assert found.settings == dataclasses.replace(SMALL, ks=(4,), batch=1)
     assert asked == [{"dtype": "float32"}]
     code, out, _ = cli("bench", *sizes)

@@ -21,7 +21,7 @@ from bestk_eval.kept import FILE, KeptScores, Label
 from bestk_eval.loading import load_runs
 from bestk_eval.metrics import grammar, mauve, meteor, registry
 from bestk_eval.metrics.base import Column, TextMetric
-from bestk_eval.metrics.registry import MetricModels, Metrics
+from bestk_eval.metrics.registry import MetricModels, MetricSet
 from bestk_eval.report import Report, make_report
 
 SLOW = ("grammar", "mauve")
@@ -311,7 +311,7 @@ def test_only_texts_that_are_shown_are_scored(run: Path, models: list[str]) -> N
             return [float(mean[0])]
 
     evaluation = load_runs([run])
-    scorer = Scorer(evaluation, Metrics(built=(Counting(),)), top=2)
+    scorer = Scorer(evaluation, MetricSet(built=(Counting(),)), top=2)
     pools = [pool for row in evaluation.pools.values() for pool in row]
     board = scorer.board("top")
     shown = {(pool.example.id, text) for pool in pools for text in pool.chosen("top", 2)}

@@ -95,7 +95,7 @@ def compare(
 
 
 def left_out(config: SearchConfig) -> dict[str, list[str]]:
-    """Say why methods of `COMPARED` cannot run with the settings, and which."""
+    """Return why methods of `COMPARED` cannot run with the settings, and which."""
     reasons: dict[str, list[str]] = {}
     for name in COMPARED:
         try:

@@ -31,7 +31,7 @@ class Filter(Protocol):
     def keeps(
         self, log_probs: Float[Tensor, "*nodes vocab"], min_tokens: int = 1
     ) -> Bool[Tensor, "*nodes vocab"]:
-        """Say which tokens of each distribution stay, at least `min_tokens` of them."""
+        """Mark which tokens of each distribution stay, at least `min_tokens` of them."""
         ...
 
 

@@ -86,7 +86,7 @@ class Draws:
         self.waiting: list[Draw] = []  # with a first token, not started
 
     def has_more(self) -> bool:
-        """Say whether another draw may start."""
+        """Return whether another draw may start."""
         if self.limit is not None:
             return len(self.draws) < self.limit
         return not self.is_spent and sum(len(draw.tokens) for draw in self.draws) < self.budget
@@ -113,7 +113,7 @@ class Draws:
         self.under_way = [draw for draw in self.under_way if not self.is_done(draw)]
 
     def is_done(self, draw: Draw) -> bool:
-        """Say whether a draw has ended, complete or cut off."""
+        """Return whether a draw has ended, complete or cut off."""
         return draw.is_complete or len(draw.tokens) >= self.length
 
 

@@ -190,7 +190,7 @@ def follow_batch(job: Job) -> Iterator[JobProgress]:
 
 
 class _Reporter:
-    """Says where a job stands."""
+    """Reports where a job stands."""
 
     def __init__(self, store: JobStore, source: Source, start: Offset, stop: int | None) -> None:
         self.store, self.source = store, source
@@ -232,7 +232,7 @@ def _sizes(job: Job, source: Source, on_ray: OnRay | None, store: JobStore) -> t
 
 
 def _span(source: Source, shard: Shard, window: int) -> tuple[Offset, int | None]:
-    """Say where a shard begins, and after which row it ends; the whole file needs no counting."""
+    """Return where a shard begins, and after which row it ends; a whole file needs no counting."""
     if shard.count == 1:
         return Offset(), None
     first, last = shard.lines(source.count(), window)

@@ -118,7 +118,7 @@ class Source(ABC):
             yield Window(tuple(rows), end)
 
     def share_of(self, place: Offset) -> float | None:
-        """Say how much of the file comes before a place, from 0 to 1; None where nobody knows."""
+        """Return how much of the file lies before a place, 0 to 1; None where nobody knows."""
         return None
 
     def digest(self) -> str:
@@ -184,7 +184,7 @@ class GzipLines(JsonLines):
         return {name: value for name, value in vars(self).items() if name != "_compressed"}
 
     def share_of(self, place: Offset) -> float | None:
-        """Say how far the last reader is, which is a little ahead of what it has given."""
+        """Return how far the last reader is, which is a little ahead of what it has given."""
         if self._compressed is None or self._compressed.closed:
             return None
         return self._compressed.tell() / max(self.path.stat().st_size, 1)

@@ -45,7 +45,7 @@ class JobState:
 
     @property
     def place(self) -> Offset:
-        """Say where to read on."""
+        """Return where to read on."""
         return Offset(self.line, self.offset)
 
 

@@ -50,7 +50,7 @@ class JobView:
 
 
 def describe(now: JobProgress, first: JobProgress, seconds: float) -> str:
-    """Say in a line how far a job is, how fast, and how long it will take.
+    """Return in a line how far a job is, how fast, and how long it will take.
 
     >>> from pathlib import Path
     >>> at = dict(num_rows=0, num_bad=0, is_done=False, output=Path("o"), errors=Path("e"))

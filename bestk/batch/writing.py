@@ -34,7 +34,7 @@ def assembler(output: Path, source: Source) -> Callable[[Path, Path], None] | No
 
 
 def copies_columns(output: Path, source: Source) -> bool:
-    """Say whether the columns to pass through come from the input when the output is written."""
+    """Whether the columns to pass through come from the input when the output is written."""
     return format_of(output) == "parquet" and isinstance(source, Parquet)
 
 

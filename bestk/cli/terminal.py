@@ -95,7 +95,7 @@ def print_summary(result: SearchResult) -> None:
 
 
 def print_notice(result: SearchResult) -> None:
-    """Say in one line on stderr why there is no text, where there is none."""
+    """Print in one line on stderr why there is no text, where there is none."""
     if result.notice is not None:
         print("Note: " + " ".join(result.notice.split()), file=sys.stderr)
 
@@ -108,7 +108,7 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 
 def print_batch(job: JobProgress) -> int:
-    """Say on stderr what a job has written, and return the exit code: 1 if there were bad rows."""
+    """Print on stderr what a job wrote, and return the exit code: 1 if there were bad rows."""
     print(f"{job.num_rows:,} rows in {job.output}", file=sys.stderr)
     if job.num_bad:
         print(f"{job.num_bad:,} bad rows: {job.errors} says why", file=sys.stderr)

@@ -78,7 +78,7 @@ class GrammarConstraint(Constraint):
         return log_probs.masked_fill(~allowed, -torch.inf)
 
     def allowed(self, matchers: list[GrammarMatcher | None]) -> Bool[Tensor, "nodes vocab"]:
-        """Say which tokens may follow each node; none where there is no matcher."""
+        """Mark which tokens may follow each node; none where there is no matcher."""
         width = (self.vocab_size + 31) // 32
         packed = torch.zeros(len(matchers), width, dtype=torch.int32)
         for index, matcher in enumerate(matchers):
@@ -87,7 +87,7 @@ class GrammarConstraint(Constraint):
         return self._unpack(packed.to(self.bits.device)) & ~self.is_hidden
 
     def is_met_by(self, text: str) -> bool:
-        """Say whether the grammar derives the whole text, and its schema holds for it."""
+        """Return whether the grammar derives the whole text, and its schema holds for it."""
         matcher = _matcher(self.whole)
         # An empty string is not something to accept: it is where every matcher begins.
         is_whole = (not text or matcher.accept_string(text)) and matcher.is_completed()

@@ -39,7 +39,7 @@ class Spelling(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Say what part of it is there."""
+        """Return what part of it is there."""
         return self.done / len(self.tokens)
 
 
@@ -68,7 +68,7 @@ class MustInclude(Constraint):
         self._spelt: dict[str, tuple[int, ...]] = {}
 
     def is_met_by(self, text: str) -> bool:
-        """Say whether a text holds everything."""
+        """Return whether a text holds everything."""
         return all(phrase.is_in(text) for phrase in self.phrases)
 
     def forced(self, nodes: NodeBatch) -> Int[Tensor, "batch nodes forced"] | None:

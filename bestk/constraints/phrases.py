@@ -32,7 +32,7 @@ class Phrase:
         self._pattern = re.compile("|".join(_pattern(fold(form)) for form in self.forms))
 
     def is_in(self, text: str) -> bool:
-        """Say whether the text holds the phrase; its end counts as the end of a word."""
+        """Return whether the text holds the phrase; its end counts as the end of a word."""
         return self._pattern.search(fold(text)) is not None
 
 

@@ -39,6 +39,6 @@ def tokenizer_info(lm: LanguageModel, ends: tuple[int, ...]) -> TokenizerInfo:
 
 
 def drops_first_space(lm: LanguageModel) -> bool:
-    """Say whether a text that begins with the token of " a" reads "a"."""
+    """Return whether a text that begins with the token of " a" reads "a"."""
     first = lm.spell("a")[:1]
     return bool(first) and lm.token_text(first[0]) == " " + lm.decode([first])[0]

@@ -225,7 +225,7 @@ def _rank(scratch_real, scratch_token, scratch_flat, scratch_order, num_found, b
 
 @triton.jit
 def _among_best(order, is_node, size):
-    """Say which nodes are the `size` highest, of equal ones those that come first."""
+    """Mark which nodes are the `size` highest, of equal ones those that come first."""
     low = tl.min(tl.where(is_node, order, _HIGHEST), axis=0)
     high = tl.max(order, axis=0) + 1
     above_low = tl.sum(is_node.to(tl.int32), axis=0)  # or equal to it; above `high` are too few

@@ -279,7 +279,7 @@ class _Call:
         ]
 
     def _mask(self) -> Tensor | None:
-        """Say which tokens of the prompts, or of the sources, are not padding."""
+        """Mark which tokens of the prompts, or of the sources, are not padding."""
         mask = self.kwargs.get("attention_mask")
         return None if mask is None else mask[:: self.repeats].bool()
 

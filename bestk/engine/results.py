@@ -72,7 +72,7 @@ def hypotheses_of(found: Sequence[Found], config: SearchConfig, decode: Decode) 
 
 
 def complaint(finding: Finding, number: int) -> str:
-    """Say where the model gave NaN or infinity."""
+    """Return where the model gave NaN or infinity."""
     return (
         f"the model gave NaN or infinite logits at step {finding.broken_at} of prompt "
         f"{number}: load it in a wider dtype (float32), or check its weights"

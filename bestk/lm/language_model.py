@@ -31,7 +31,7 @@ class Features:
         return torch.as_tensor(self.values)
 
     def to_json(self) -> dict[str, list[int]]:
-        """Say what the prompt was; the values themselves are not kept."""
+        """Return what the prompt was; the values themselves are not kept."""
         return {"features": list(self.tensor().shape)}
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class LanguageModel:
 
     @property
     def is_chat(self) -> bool:
-        """Say whether the model comes with a chat template."""
+        """Whether the model comes with a chat template."""
         return bool(self.chat_template or getattr(self.tokenizer, "chat_template", None))
 
     @property

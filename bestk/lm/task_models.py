@@ -72,7 +72,7 @@ def find(name: str) -> Path | None:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Say whether a folder holds an adapter that needs a base model."""
+    """Return whether a folder holds an adapter that needs a base model."""
     return (Path(folder) / CARD).is_file() and (Path(folder) / "adapter_config.json").is_file()
 
 

@@ -207,7 +207,7 @@ class OpenAIRequest(ABC):
 
     @abstractmethod
     def _top(self) -> int | None:
-        """Say how many likeliest tokens are wanted beside each one; None for no log-probs."""
+        """Return how many likeliest tokens are wanted beside each one; None for no log-probs."""
 
     @abstractmethod
     def _writer(self, is_chunk: bool) -> Callable[..., Choice]:

@@ -60,7 +60,7 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
         responses=responses(503) | {503: {"model": Health, "description": "It is shutting down."}},
     )
     async def health() -> Response:
-        """Say whether the server takes searches; no token is needed."""
+        """Tell whether the server takes searches; no token is needed."""
         loop = service.loop
         is_well = loop.is_alive and not loop.is_stopping
         told = Health(

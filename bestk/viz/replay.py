@@ -110,7 +110,7 @@ def _in_order_found(record: TreeRecord) -> Ints:
 
 
 def _slots(record: TreeRecord, entry: Ints) -> Ints:
-    """Say of every node, the root first, in which slot it was expanded."""
+    """Return of every node, the root first, in which slot it was expanded."""
     where = {
         (parent, token): slot
         for slot, (parent, token) in enumerate(
@@ -122,7 +122,7 @@ def _slots(record: TreeRecord, entry: Ints) -> Ints:
 
 
 def _found(record: TreeRecord) -> Ints:
-    """Say of every child at which step its parent was expanded."""
+    """Return of every child at which step its parent was expanded."""
     found: Ints = _column(record.expanded_at)[_column(record.child_parent)]
     return found
 

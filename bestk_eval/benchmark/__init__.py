@@ -7,7 +7,7 @@ bandwidth that a large copy reaches in the same run. A mixture of experts reads 
 """
 
 from bestk_eval.benchmark.prompts import TEXT
-from bestk_eval.benchmark.report import Report, Row, Settings, table
+from bestk_eval.benchmark.report import BenchReport, BenchRow, BenchSettings, table
 from bestk_eval.benchmark.runner import BEAM, bench
 
-__all__ = ["BEAM", "TEXT", "Report", "Row", "Settings", "bench", "table"]
+__all__ = ["BEAM", "TEXT", "BenchReport", "BenchRow", "BenchSettings", "bench", "table"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bestk.errors import ModelError
-from bestk_eval.benchmark.report import Settings
+from bestk_eval.benchmark.report import BenchSettings
 
 if TYPE_CHECKING:
     from bestk import LanguageModel
@@ -39,7 +39,7 @@ called eleven names, and then she stood for a long time and said nothing, becaus
 """
 
 
-def make_prompts(lm: LanguageModel, settings: Settings) -> list[list[int]]:
+def make_prompts(lm: LanguageModel, settings: BenchSettings) -> list[list[int]]:
     """Return token ids for every prompt of the batch: all of one length, all different.
 
     They are windows of the built-in text, taken round and round; random ids where the model has no

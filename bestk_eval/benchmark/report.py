@@ -21,7 +21,7 @@ _DERIVED = ("texts_per_second", "over_floor", "ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class BenchSettings:
     """What is measured.
 
     With `full` every method does all of its work: beams and samples may not end before T tokens,
@@ -59,7 +59,7 @@ class Settings:
 
     @property
     def min_new_tokens(self) -> int:
-        """Say how long beams and samples must get."""
+        """Tokens that beams and samples must have at least."""
         return self.max_new_tokens if self.full else 0
 
     @property
@@ -74,7 +74,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BenchRow:
     """What one method cost. Counts are of all prompts together."""
 
     method: str
@@ -96,7 +96,7 @@ class Row:
 
     @property
     def over_floor(self) -> float:
-        """Say how many times the floor the method took."""
+        """The time over the floor."""
         return self.seconds / self.floor_seconds
 
     @property
@@ -111,7 +111,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class BenchReport:
     """All rows of one run, and what they were measured on."""
 
     model: str
@@ -120,13 +120,13 @@ class Report:
     threads: int
     load: float | None  # of the machine, before the run
     versions: dict[str, str]
-    settings: Settings
+    settings: BenchSettings
     prompt_tokens: int
     weight_bytes: int  # read in every model call
     encoder_bytes: int  # read once
     bandwidth: float  # bytes per second, measured
     memory: str  # what `memory_bytes` counts
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data that `from_json` reads back."""
@@ -136,7 +136,7 @@ class Report:
         return {"format": FORMAT} | data | {"settings": settings, "rows": rows}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Report:
+    def from_json(cls, data: dict[str, Any]) -> BenchReport:
         """Read a report back."""
         if data.get("format") != FORMAT:
             raise SchemaError(f"a report has format {FORMAT}, got {data.get('format')!r}")
@@ -144,13 +144,13 @@ class Report:
         rows = [{n: v for n, v in row.items() if n not in _DERIVED} for row in rest.pop("rows")]
         settings = rest.pop("settings")
         return cls(
-            settings=Settings(**settings | {"ks": tuple(settings["ks"])}),
-            rows=tuple(Row(**row) for row in rows),
+            settings=BenchSettings(**settings | {"ks": tuple(settings["ks"])}),
+            rows=tuple(BenchRow(**row) for row in rows),
             **rest,
         )
 
 
-def table(report: Report) -> RenderableType:
+def table(report: BenchReport) -> RenderableType:
     """Lay a report out for a terminal."""
     from rich.console import Group
     from rich.table import Table

@@ -6,6 +6,7 @@ so that a busy moment of the machine hits all of them.
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from bestk_eval.benchmark.instruments import (
     weight_bytes,
 )
 from bestk_eval.benchmark.prompts import make_prompts
-from bestk_eval.benchmark.report import Report, Row, Settings
+from bestk_eval.benchmark.report import BenchReport, BenchRow, BenchSettings
 
 if TYPE_CHECKING:
     from bestk import LanguageModel
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 BEAM = "beam search"  # transformers': what the others are compared with
 
 
-def bench(lm: LanguageModel, settings: Settings | None = None) -> Report:
+def bench(lm: LanguageModel, settings: BenchSettings | None = None) -> BenchReport:
     """Measure every method on one model, in turns, and return what each cost."""
     import torch
     import transformers
 
-    settings = settings or Settings()
+    settings = settings or BenchSettings()
     model = _model(lm)
     prompts = make_prompts(lm, settings)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -53,7 +54,7 @@ def bench(lm: LanguageModel, settings: Settings | None = None) -> Report:
     with bestk.kept_batches(lm, max(2, len(settings.ks))):
         seconds, outside = _timed(model, methods, settings.repeats, device)
     rows = [
-        Row(
+        BenchRow(
             method=name,
             k=method.k,
             seconds=seconds[name],
@@ -65,7 +66,7 @@ def bench(lm: LanguageModel, settings: Settings | None = None) -> Report:
         for name, method in methods.items()
     ]
     is_gpu = device.type == "cuda"
-    return Report(
+    return BenchReport(
         model=lm.name,
         device=torch.cuda.get_device_name(device) if is_gpu else str(device),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -83,25 +84,18 @@ def bench(lm: LanguageModel, settings: Settings | None = None) -> Report:
 
 
 def _methods(
-    lm: LanguageModel, model: Any, prompts: list[list[int]], settings: Settings
+    lm: LanguageModel, model: Any, prompts: list[list[int]], settings: BenchSettings
 ) -> dict[str, _Method]:
     batch, others = settings.batch, settings.others
 
     def best_k(k: int) -> _Method:
-        config = settings.best_k(k)
-        return _Method(
-            k=k,
-            run=lambda: bestk.search(lm, prompts, config, batch_size=batch),
-            count=_count_results,
-        )
+        run = functools.partial(bestk.search, lm, prompts, settings.best_k(k), batch_size=batch)
+        return _Method(k=k, run=run, count=_count_results)
 
     def own(name: str) -> _Method:
-        return _Method(
-            run=lambda: bestk.run_method(
-                lm, prompts, name, others, batch_size=batch, seed=settings.seed
-            ),
-            count=_count_results,
-        )
+        told: dict[str, Any] = {"batch_size": batch, "seed": settings.seed}
+        run = functools.partial(bestk.run_method, lm, prompts, name, others, **told)
+        return _Method(run=run, count=_count_results)
 
     return {
         **{f"best-k, k={k}": best_k(k) for k in settings.ks},
@@ -115,7 +109,7 @@ def _methods(
 
 
 def beam_search(
-    model: Any, prompts: Sequence[Sequence[int]], settings: Settings
+    model: Any, prompts: Sequence[Sequence[int]], settings: BenchSettings
 ) -> list[list[int]]:
     """Run transformers' beam search and return the ids of its texts, b for each prompt in turn."""
     import torch
@@ -152,7 +146,9 @@ def _count_results(results: Any, _: int) -> dict[str, int]:
     }
 
 
-def _count_beams(lm: LanguageModel, texts: Any, settings: Settings, calls: int) -> dict[str, int]:
+def _count_beams(
+    lm: LanguageModel, texts: Any, settings: BenchSettings, calls: int
+) -> dict[str, int]:
     """Count what beam search gave and did: b expansions per prompt in each of its model calls."""
     size, batch = settings.beam_size, settings.batch
     groups = [lm.decode(texts[n * size : (n + 1) * size]) for n in range(batch)]

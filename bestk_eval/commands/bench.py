@@ -8,7 +8,7 @@ import typer
 
 from bestk.cli.options import Device, Dtype, Model
 from bestk.config import DEFAULT_MODEL, DTYPES
-from bestk_eval.benchmark.report import Settings
+from bestk_eval.benchmark.report import BenchSettings
 
 
 def bench(
@@ -17,26 +17,28 @@ def bench(
     ] = None,
     ks: Annotated[
         list[int], typer.Option("--k", "-k", help="Nodes per model call; may be repeated.")
-    ] = [*Settings.ks],  # noqa: B006
+    ] = [*BenchSettings.ks],  # noqa: B006
     beam_size: Annotated[
         int, typer.Option(help="Budget of all: beam size × max new tokens.")
-    ] = Settings.beam_size,
+    ] = BenchSettings.beam_size,
     max_new_tokens: Annotated[
         int, typer.Option(help="Longest text, in tokens.")
-    ] = Settings.max_new_tokens,
-    batch: Annotated[int, typer.Option(help="Prompts searched side by side.")] = Settings.batch,
+    ] = BenchSettings.max_new_tokens,
+    batch: Annotated[
+        int, typer.Option(help="Prompts searched side by side.")
+    ] = BenchSettings.batch,
     prompt_tokens: Annotated[
         int, typer.Option(help="Length of the prompts that bestk makes.")
-    ] = Settings.prompt_tokens,
+    ] = BenchSettings.prompt_tokens,
     repeats: Annotated[
         int, typer.Option(help="Timed runs of each method; the median counts.")
-    ] = Settings.repeats,
+    ] = BenchSettings.repeats,
     full: Annotated[
         bool,
         typer.Option(
             help="Make every method spend its whole budget: no beam or sample ends early."
         ),
-    ] = Settings.full,
+    ] = BenchSettings.full,
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
     device: Device = None,
@@ -50,7 +52,7 @@ def bench(
     from bestk_eval.benchmark.report import table
     from bestk_eval.benchmark.runner import bench as run_bench
 
-    settings = Settings(
+    settings = BenchSettings(
         ks=tuple(ks),
         beam_size=beam_size,
         max_new_tokens=max_new_tokens,

@@ -54,14 +54,14 @@ def metric_models(grammar: str | None = None, mauve: str | None = None) -> Metri
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics:
+class MetricSet:
     """The metrics that could be built, and why the others could not."""
 
     built: tuple[Metric, ...]
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def build(families: Sequence[str] | None = None, models: MetricModels | None = None) -> Metrics:
+def build(families: Sequence[str] | None = None, models: MetricModels | None = None) -> MetricSet:
     """Build metrics; one whose package or data is missing is left out by name.
 
     Models are loaded when they are first needed: one that is missing is found out by then.
@@ -75,4 +75,4 @@ def build(families: Sequence[str] | None = None, models: MetricModels | None = N
             built.append(FAMILIES[family](models or MetricModels()))
         except (MissingExtraError, MissingDataError) as error:
             left_out[family] = str(error)
-    return Metrics(built=tuple(built), left_out=left_out)
+    return MetricSet(built=tuple(built), left_out=left_out)

@@ -91,7 +91,7 @@ def test_backends_and_sessions_are_not_probed() -> None:
             )
             if is_probe:
                 asked = ast.unparse(node.args[0])
-                assert not re.search(r"backend|session|policy|lm\b(?!\.)|request", asked), (
+                assert not re.search(r"backend|session|policy|\blm\b(?!\.)|request", asked), (
                     f"{short(path)} probes {asked}: declare it in Capabilities"
                 )
 

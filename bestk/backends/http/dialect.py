@@ -52,7 +52,7 @@ class Dialect(Protocol):
 
     @property
     def way_out(self) -> str:
-        """Say what lets the server list more tokens; empty where it lists all."""
+        """Return what lets the server list more tokens; empty where it lists all."""
         ...
 
     def learn(self, transport: Transport) -> Served:
@@ -87,7 +87,7 @@ def likeliest(pairs: Iterable[tuple[int, float | None]]) -> TopLogprobs:
 
 
 def is_distribution(answer: TopLogprobs) -> bool:
-    """Say whether these can be the probabilities of different tokens."""
+    """Return whether these can be the probabilities of different tokens."""
     return sum(map(math.exp, answer.log_probs)) <= 1 + _SLACK
 
 

@@ -77,7 +77,7 @@ class CacheLayout:
         return (self.prompt_length[:, None] + nodes.depth - 1).clamp(min=0)
 
     def mask(self, nodes: NodeBatch) -> Bool[Tensor, "batch 1 nodes used"]:
-        """Say which places each node may look at: the prompt, its ancestors and itself."""
+        """Mark which places each node may look at: the prompt, its ancestors and itself."""
         width, device = nodes.path.shape[1], nodes.path.device
         in_prompt = torch.arange(self.used, device=device) < self.prompt_length[:, None]
         visible = in_prompt[:, None].repeat(1, width, 1)

@@ -86,7 +86,7 @@ class ModelInfo:
 
     @property
     def max_length(self) -> int | None:
-        """Say how many positions the model has, None where it does not say."""
+        """Positions that the model has, None where it does not say."""
         length = getattr(self.config, "max_position_embeddings", None)
         return int(length) if length else None
 
@@ -176,7 +176,7 @@ class ModelInfo:
 
 
 def available_memory(source: Path = Path("/proc/meminfo")) -> int | None:
-    """Say how many bytes a program may still take without others being pushed out, on Linux."""
+    """Return how many bytes a program may still take without others being pushed out, on Linux."""
     try:
         lines = source.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -22,7 +22,7 @@ _NEEDED = frozenset({"input_ids", "attention_mask", "position_ids", "past_key_va
 
 
 def sharing_obstacle(model: ModelInfo, session: Callable[..., Any]) -> str | None:
-    """Say why this model cannot share its cache by slots, None if it can."""
+    """Return why this model cannot share its cache by slots, None if it can."""
     if getattr(model.module, "_is_stateful", False):
         return "since the model is recurrent"
     attention = str(getattr(model.config, "_attn_implementation", None))
@@ -87,7 +87,7 @@ def _measured_obstacle(model: ModelInfo, session: Callable[..., Any]) -> str | N
 
 
 def tolerance(model: ModelInfo) -> float:
-    """Say how far apart log-probabilities may be that should be the same.
+    """Return how far apart log-probabilities may be that should be the same.
 
     Half precision, and float32 products in TF32, round logits to about 2^-8 to 2^-10 of their size;
     a wrong position is off by far more.

@@ -36,7 +36,7 @@ MakeSession = Callable[..., Any]
 
 @torch.inference_mode()
 def find_obstacle(probe: Probe, tree: MakeSession, prefix: MakeSession) -> str | None:
-    """Say why the model cannot share its decoder's cache by slots, None if it can.
+    """Return why the model cannot share its decoder's cache by slots, None if it can.
 
     Sets what may be padded. Raises if recomputed prefixes are wrong too.
     """
@@ -58,7 +58,7 @@ def find_obstacle(probe: Probe, tree: MakeSession, prefix: MakeSession) -> str |
 
 @torch.inference_mode()
 def reads_tensors(probe: Probe, tree: MakeSession) -> bool:
-    """Say whether texts can be read from padded tensors, without a question to the device."""
+    """Return whether texts can be read from padded tensors, without a question to the device."""
     model = probe.model
     is_plain = model.reads_text and model.can_pad and None not in model.prompt
     encoder = model.module.get_encoder()
@@ -72,7 +72,7 @@ def reads_tensors(probe: Probe, tree: MakeSession) -> bool:
 
 @torch.inference_mode()
 def agrees(probe: Probe, plain: MakeSession, fused: MakeSession) -> bool:
-    """Say whether a decoder of fused kernels gives the model's own numbers.
+    """Return whether a decoder of fused kernels gives the model's own numbers.
 
     Compared with the model's own layers over the same cache, since half precision needs a measure
     that is stricter than what plain forward passes allow: the spread of the logits themselves.

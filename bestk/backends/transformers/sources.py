@@ -106,17 +106,17 @@ class EncoderDecoderInfo(ModelInfo):
 
     @property
     def reads_text(self) -> bool:
-        """Say whether sources are token ids."""
+        """Whether sources are token ids."""
         return self.source_input == "input_ids"
 
     @property
     def max_length(self) -> int | None:
-        """Say how many positions the decoder has, None where it does not say."""
+        """Positions that the decoder has, None where it does not say."""
         return self._limit("max_target_positions", "max_decoder_position_embeddings")
 
     @property
     def max_source_length(self) -> int | None:
-        """Say how many tokens a source may have, None where there is no limit or no text."""
+        """Tokens that a source may have, None where there is no limit or no text."""
         return self._limit("max_encoder_position_embeddings") if self.reads_text else None
 
     def encode(self, sources: Sequence[Source]) -> Encoded:

@@ -155,7 +155,7 @@ def _check_installed() -> None:
 
 
 def _knows_tails() -> bool:
-    """Say whether this is a version that the connector was written for."""
+    """Return whether this is a version that the connector was written for."""
     import vllm
 
     from bestk.backends.vllm.client import KNOWN_VERSION
