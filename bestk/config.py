@@ -171,11 +171,6 @@ class SearchConfig:
         return tuple(name for name in SHAPING if getattr(self, name) != fields[name])
 
     @property
-    def is_shaped(self) -> bool:
-        """Whether any setting changes the model's probabilities."""
-        return bool(self.shaping)
-
-    @property
     def alpha(self) -> float | None:
         """The exponent α of the length, or None for the memoryless score."""
         if self.length_alpha is not None:

@@ -17,7 +17,7 @@ from bestk.constraints.criteria import absorb
 from bestk.core.methods import Method, check_policy
 from bestk.core.policy import spec_of
 from bestk.engine.evaluator import OF_EVALUATION, Evaluation, evaluation_of
-from bestk.errors import BestKError, OptionError
+from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.nodes import BatchSpec
 from bestk.processors.pipeline import Hooks
@@ -162,8 +162,3 @@ def check(lm: LanguageModel, ids: Sequence[Any], config: SearchConfig) -> None:
             raise OptionError(f"stop_ids go from 0 to {size - 1}, got {token}")
     for prompt in ids:
         lm.check_length(prompt, config.max_new_tokens)
-
-
-def is_ours(error: BaseException) -> bool:
-    """Tell an error that is meant for the user from a failure of code."""
-    return isinstance(error, BestKError)

@@ -168,8 +168,8 @@ class SequenceBias:
         return scores
 
 
-class Suppress:
-    """Forbids some tokens: always, or at one length only."""
+class _AtPlace:
+    """Some tokens, and the length of the context or the depth of the node at which they matter."""
 
     is_static = True
 
@@ -184,34 +184,31 @@ class Suppress:
         self.ids = torch.tensor(list(ids), dtype=torch.int64, device=device)
         self.at_length = at_length
         self.at_depth = at_depth
+
+    def is_here(self, context: NodeContext) -> Bool[Tensor, "batch nodes 1"]:
+        """Mark the nodes that are at the place."""
+        if self.at_length is not None:
+            return (context.length == self.at_length)[..., None]
+        assert self.at_depth is not None
+        return (context.depth == self.at_depth)[..., None]
+
+
+class Suppress(_AtPlace):
+    """Forbids some tokens: always, or at one length only."""
 
     def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         if self.at_length is None and self.at_depth is None:
             return scores.index_fill_(2, self.ids, -math.inf)
-        here = _is_at(context, self.at_length, self.at_depth)
-        scores[..., self.ids] = scores[..., self.ids].masked_fill(here[..., None], -math.inf)
+        here = self.is_here(context)
+        scores[..., self.ids] = scores[..., self.ids].masked_fill(here, -math.inf)
         return scores
 
 
-class Force:
+class Force(_AtPlace):
     """Allows only some tokens, equally likely, at one length."""
 
-    is_static = True
-
-    def __init__(
-        self,
-        ids: Sequence[int],
-        device: torch.device,
-        *,
-        at_length: int | None = None,
-        at_depth: int | None = None,
-    ) -> None:
-        self.ids = torch.tensor(list(ids), dtype=torch.int64, device=device)
-        self.at_length = at_length
-        self.at_depth = at_depth
-
     def __call__(self, context: NodeContext, scores: Scores) -> Scores:
-        here = _is_at(context, self.at_length, self.at_depth)[..., None]
+        here = self.is_here(context)
         scores.masked_fill_(here, -math.inf)
         scores[..., self.ids] = scores[..., self.ids].masked_fill(here, 0.0)
         return scores
@@ -274,12 +271,3 @@ class RemoveInvalid:
 def _penalise(scores: Scores, seen: Int[Tensor, "batch nodes seen"], penalty: float) -> Scores:
     value = scores.gather(2, seen)
     return scores.scatter_(2, seen, torch.where(value < 0, value * penalty, value / penalty))
-
-
-def _is_at(
-    context: NodeContext, length: int | None, depth: int | None
-) -> Bool[Tensor, "batch nodes"]:
-    if length is not None:
-        return context.length == length
-    assert depth is not None
-    return context.depth == depth

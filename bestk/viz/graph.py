@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -187,11 +186,6 @@ def _completions(result: SearchResult, nodes: list[Node]) -> list[dict[str, Any]
             }
         )
     return listed
-
-
-def count_states(graph: Graph) -> Counter[str]:
-    """Count the nodes of a graph by what became of them."""
-    return Counter(node["state"] for node in graph["nodes"])
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

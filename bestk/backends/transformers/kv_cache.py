@@ -87,8 +87,8 @@ class CacheLayout:
         return visible[:, None]
 
 
-class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Keys and values of one attention layer."""
+class StaticLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values of one layer, with `size` places for every search."""
 
     is_sliding = False
 
@@ -96,13 +96,35 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.layout = layout
 
+    @property
+    def size(self) -> int:
+        """Places of a search."""
+        return self.layout.size
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         _, heads, _, head_size = key_states.shape
-        batch, size = len(self.layout.prompt_length), self.layout.size
+        batch, size = len(self.layout.prompt_length), self.size
         self.keys = key_states.new_zeros(batch, heads, size, head_size)
         self.values = value_states.new_zeros(batch, heads, size, value_states.shape[-1])
         self.is_initialized = True
+
+    def get_max_length(self) -> int:
+        return self.size
+
+    def store(self, key_states: Tensor, value_states: Tensor, rows: Tensor | None) -> None:
+        """Write what was read from the first place on, into some rows or all."""
+        length = key_states.shape[2]
+        for held, new in ((self.keys, key_states), (self.values, value_states)):
+            assert held is not None
+            if rows is None:
+                held[:, :, :length] = new
+            else:
+                held[:, :, :length].index_copy_(0, rows.to(self.device), new)
+
+
+class TreeLayer(StaticLayer):
+    """Keys and values of one attention layer."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -110,12 +132,12 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Store the new keys and values, and return all that the current queries may look at."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
         write = self.layout.write
         if write is None:
-            self._store_prompts(key_states, value_states)
+            self.store(key_states, value_states, self.layout.rows)
             return key_states, value_states
+        assert self.keys is not None
+        assert self.values is not None
         used = self.layout.used
         if self.layout.with_kernel:
             from bestk.backends.transformers.kernels import elementwise as kernels
@@ -139,26 +161,11 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             new[: len(index), :, :length] = source[index, :, :length]
             new[: len(index), :, now:] = source[index, :, before:]
 
-    def _store_prompts(self, key_states: Tensor, value_states: Tensor) -> None:
-        assert self.keys is not None
-        assert self.values is not None
-        length, rows = key_states.shape[2], self.layout.rows
-        if rows is None:
-            self.keys[:, :, :length] = key_states
-            self.values[:, :, :length] = value_states
-        else:
-            rows = rows.to(self.device)
-            self.keys[:, :, :length].index_copy_(0, rows, key_states)
-            self.values[:, :, :length].index_copy_(0, rows, value_states)
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (query_length if self.layout.write is None else self.layout.used), 0
 
     def get_seq_length(self) -> int:
         return 0 if self.layout.write is None else self.layout.used
-
-    def get_max_length(self) -> int:
-        return self.layout.size
 
 
 @torch.inference_mode()

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-from bestk.backends.transformers.kv_cache import CacheLayout
+from bestk.backends.transformers.kv_cache import CacheLayout, StaticLayer
 
 
 @dataclass
@@ -25,22 +25,16 @@ class SourcePlaces:
     size: int = 0
 
 
-class SourceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class SourceLayer(StaticLayer):
     """Keys and values of one cross-attention layer."""
 
-    is_sliding = False
-
     def __init__(self, layout: CacheLayout, places: SourcePlaces) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.layout, self.places = layout, places
+        super().__init__(layout)
+        self.places = places
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        batch, size = len(self.layout.prompt_length), self.places.size
-        _, heads, _, head_size = key_states.shape
-        self.keys = key_states.new_zeros(batch, heads, size, head_size)
-        self.values = value_states.new_zeros(batch, heads, size, value_states.shape[-1])
-        self.is_initialized = True
+    @property
+    def size(self) -> int:
+        return self.places.size
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -48,12 +42,8 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Store the keys and values of the sources that are being read, and return just those."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
         assert self.layout.rows is not None
-        rows, length = self.layout.rows.to(self.device), key_states.shape[2]
-        self.keys[:, :, :length].index_copy_(0, rows, key_states)
-        self.values[:, :, :length].index_copy_(0, rows, value_states)
+        self.store(key_states, value_states, self.layout.rows)
         return key_states, value_states
 
     def take(self, old: SourceLayer, rows: Sequence[int]) -> None:
@@ -71,9 +61,6 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def get_seq_length(self) -> int:
         return self.places.size if self.is_initialized else 0
-
-    def get_max_length(self) -> int:
-        return self.places.size
 
 
 def source_cache(layout: CacheLayout, places: SourcePlaces) -> Cache:
