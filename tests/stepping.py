@@ -36,10 +36,10 @@ def state(batch: Batch) -> SearchState:
 
 
 def steps(
-    lm: bestk.LanguageModel, prompts: Sequence[Any], config: bestk.SearchConfig
+    lm: bestk.LanguageModel, prompts: Sequence[Any], config: bestk.SearchConfig, **more: Any
 ) -> Iterator[tuple[int, Plan | None, SearchState]]:
     """Yield every step: its number, what it expands (nothing for the roots), the state after it."""
-    batch = batch_of(lm, prompts, config)
+    batch = batch_of(lm, prompts, config, **more)
     yield 0, None, state(batch)
     number = 1
     while len(batch.ended()) < len(prompts):

@@ -18,14 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bestk
-from bestk.backends.base import Children, with_wanted
+from bestk.backends.base import Capabilities
+from bestk.backends.children import with_forced
 from bestk.backends.toy import ToyBackend
 from bestk.constraints import constraints_of
-from bestk.constraints.grammar import GrammarShaper
+from bestk.constraints.grammar import GrammarConstraint
 from bestk.constraints.include import Inclusion
 from bestk.constraints.phrases import Phrase, spellings
 from bestk.constraints.states import PrefixStates
+from bestk.engine.request import requests_of
 from bestk.errors import MissingExtraError, OptionError
+from bestk.nodes import Children
 
 CHARACTERS = [chr(code) for code in range(32, 127)]
 SIZE = 1 + len(CHARACTERS) + 8  # EOS, the characters, and padding that the tokenizer does not know
@@ -243,7 +246,7 @@ def test_a_word_that_no_token_can_write_is_reported() -> None:
 
 def test_without_seeking_the_bonus_still_works() -> None:
     class Listing(ToyBackend):
-        takes_shaper = False
+        capabilities = Capabilities(full_logits=False)
 
     toy = bestk.LanguageModel(Listing(random_toy(3, 6).distribution, vocab_size=6), name="listing")
     result = bestk.search(toy, [1], **CONSTRAINED, must_include=["2", "4"])
@@ -254,7 +257,7 @@ def test_without_seeking_the_bonus_still_works() -> None:
 def test_wanted_tokens_are_listed_once_and_never_certify_too_much() -> None:
     children = Children(torch.tensor([[[2, 0]]]), torch.tensor([[[0.5, 0.2]]]).log())
     log_probs = torch.tensor([[[0.2, 0.1, 0.5, 0.15, 0.05]]]).log()
-    listed = with_wanted(children, log_probs, torch.tensor([[[4, 2, 3, -1]]]))
+    listed = with_forced(children, log_probs, torch.tensor([[[4, 2, 3, -1]]]))
     assert listed.token[0, 0, :4].tolist() == [2, 0, 3, 4]
     assert listed.log_prob.exp()[0, 0].tolist() == pytest.approx([0.5, 0.2, 0.15, 0.05, 0, 0])
 
@@ -354,27 +357,27 @@ def test_masks_of_every_node_equal_those_of_a_fresh_matcher(lm: bestk.LanguageMo
     import xgrammar
 
     config = bestk.SearchConfig(grammar='root ::= "a" root "b" | "c" | [0-9]+', max_new_tokens=10)
-    under_way = bestk.Run(lm, ["x", "yy"], config)
-    for _ in under_way:
-        pass
-    shaper = GrammarShaper(config, lm)
-    kept = under_way.shaper.shapers[0].states  # type: ignore[union-attr]
+    results = bestk.search(lm, ["x", "yy"], config)
+    constraint = GrammarConstraint(config, lm)
+    (request,) = requests_of(lm, ["x"], config)
+    (own,) = request.evaluation.constraints.constraints  # type: ignore[union-attr]
+    kept = own.states
     num_nodes = 0
-    for result in under_way.results():
+    for result in results:
         assert result.tree is not None
         for slot in range(len(result.tree)):
             prefix = tuple(result.tree.tokens_to(slot))
-            fresh = xgrammar.GrammarMatcher(shaper.compiled)
+            fresh = xgrammar.GrammarMatcher(constraint.compiled)
             assert all(fresh.accept_token(token) for token in prefix)
-            assert torch.equal(shaper.allowed([kept[prefix]]), shaper.allowed([fresh]))
+            assert torch.equal(constraint.allowed([kept[prefix]]), constraint.allowed([fresh]))
             num_nodes += 1
     assert num_nodes > 50
 
 
 def test_padding_and_special_ids_are_never_allowed(lm: bestk.LanguageModel) -> None:
     lm.tokenizer.add_special_tokens({"additional_special_tokens": ["~"]})
-    shaper = GrammarShaper(bestk.SearchConfig(regex=".*"), lm)
-    allowed = shaper.allowed([shaper.states.root])[0]
+    constraint = GrammarConstraint(bestk.SearchConfig(regex=".*"), lm)
+    allowed = constraint.allowed([constraint.states.root])[0]
     assert allowed[: 1 + len(CHARACTERS)].sum() == len(CHARACTERS), "EOS and all but the special ~"
     assert not allowed[1 + len(CHARACTERS) :].any()
 
@@ -606,7 +609,7 @@ def test_a_constraint_that_makes_no_sense_is_one_line(
 def test_models_that_cannot_be_shaped_refuse_grammars(tokenizer: Any) -> None:
     class Listing(ToyBackend):
         name = "listing"
-        takes_shaper = False
+        capabilities = Capabilities(full_logits=False)
 
     backend = Listing(writer(0).distribution, vocab_size=SIZE)
     with pytest.raises(OptionError, match="listing lists only its likeliest tokens, so regex"):

@@ -14,7 +14,7 @@ from tiny_seq2seq import tiny
 from trained_cipher import cipher, letter_tokenizer, trained_cipher, word
 
 import bestk
-from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend
+from bestk.backends.transformers.encoder_decoder import EncoderDecoderBackend
 from bestk.errors import OptionError, PromptError
 
 LONGEST = 8  # a word of six letters and its end fit
@@ -94,7 +94,7 @@ def test_a_folder_is_loaded_as_what_its_config_says(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     lm = bestk.load(str(tmp_path), device="cpu")
     assert isinstance(lm, bestk.EncoderDecoderModel)
-    assert isinstance(lm.backend, Seq2SeqBackend)
+    assert isinstance(lm.backend, EncoderDecoderBackend)
     one = bestk.search(lm, "abc", budget=20, max_new_tokens=5)
     other = bestk.search(
         bestk.from_transformers(model, tokenizer), "abc", budget=20, max_new_tokens=5
@@ -109,7 +109,7 @@ def test_a_speech_folder_is_loaded_for_speech(tmp_path: Path) -> None:
     tiny("whisper").save_pretrained(tmp_path)
     letter_tokenizer().save_pretrained(tmp_path)
     lm = bestk.load(str(tmp_path), device="cpu", decoder_prompt=[3, 7])
-    assert lm.backend.reads_text is False
+    assert not lm.reads_text
     assert lm.backend.decoder_prompt == (3, 7)
 
 

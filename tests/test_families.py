@@ -10,9 +10,9 @@ import tiny
 import torch
 
 import bestk
-from bestk.backends.base import Room
-from bestk.backends.transformers.decoder_only import CausalBackend, TreeSession
-from bestk.backends.transformers.recompute import PrefixSession
+from bestk.backends.transformers.decoder_only import DecoderOnlyBackend, TreeSession
+from bestk.backends.transformers.recompute import RecomputeSession
+from bestk.nodes import BatchSpec
 
 SHARED = [
     "llama", "gpt2", "qwen3", "mistral", "gemma3", "gemma2", "opt", "gpt_neox", "gptj", "phi",
@@ -29,7 +29,7 @@ PROMPTS = [[5, 9, 33, 60, 7, 12, 21], [44], [3, 3, 8]]
 OPTIONS: dict[str, Any] = {
     "k": 3, "budget": 16, "max_new_tokens": 6, "min_children": 3, "scoring": "last",
 }  # fmt: skip
-ROOM = Room(width=3, capacity=16, depth=6, num_children=20)
+SPEC = BatchSpec(width=3, slots=16, depth=6, num_children=20)
 
 
 @torch.inference_mode()
@@ -77,15 +77,15 @@ def test_cached_equals_recomputed(family: str, caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize("family", SHARED)
 def test_shared_families_share(family: str) -> None:
-    session = CausalBackend(tiny.model(family)).start(PROMPTS, ROOM)
+    session = DecoderOnlyBackend(tiny.model(family)).start(PROMPTS, SPEC)
     assert isinstance(session, TreeSession)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gemma2"])
 def test_a_window_shorter_than_the_path(family: str, caplog: pytest.LogCaptureFixture) -> None:
     # The longest prompt has 7 tokens, the deepest path 6 more.
-    fits = CausalBackend(tiny.model(family, sliding_window=13))
-    assert isinstance(fits.start(PROMPTS, ROOM), TreeSession)
+    fits = DecoderOnlyBackend(tiny.model(family, sliding_window=13))
+    assert isinstance(fits.start(PROMPTS, SPEC), TreeSession)
     model = tiny.model(family, sliding_window=12)
     lm = bestk.from_transformers(model)
     with caplog.at_level(logging.WARNING, "bestk"):
@@ -96,14 +96,14 @@ def test_a_window_shorter_than_the_path(family: str, caplog: pytest.LogCaptureFi
         "13 tokens"
     ], "the notice comes once"
     assert worst_error(model, results) < 1e-4
-    assert isinstance(lm.backend.start(PROMPTS[1:], ROOM), TreeSession), "short prompts still fit"
+    assert isinstance(lm.backend.start(PROMPTS[1:], SPEC), TreeSession), "short prompts still fit"
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])
 def test_a_window_shorter_than_the_probe(family: str) -> None:
     model = tiny.model(family, sliding_window=3)
     lm = bestk.from_transformers(model)
-    assert isinstance(lm.backend.start(PROMPTS[1:2], ROOM), PrefixSession)
+    assert isinstance(lm.backend.start(PROMPTS[1:2], SPEC), RecomputeSession)
     assert worst_error(model, bestk.search(lm, PROMPTS, **OPTIONS)) < 1e-4
 
 
@@ -113,16 +113,16 @@ def test_attention_implementations(family: str, attention: str) -> None:
     model = tiny.model(family, attn_implementation=attention)
     assert model.config._attn_implementation == attention
     lm = bestk.from_transformers(model)
-    assert isinstance(lm.backend.start(PROMPTS, ROOM), TreeSession)
+    assert isinstance(lm.backend.start(PROMPTS, SPEC), TreeSession)
     assert worst_error(model, bestk.search(lm, PROMPTS, **OPTIONS)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "paged|flash_attention_2", "flex_attention"])
 def test_attention_that_takes_no_masks_falls_back(name: str) -> None:
-    backend = CausalBackend(tiny.fresh("llama"))
+    backend = DecoderOnlyBackend(tiny.fresh("llama"))
     assert backend.obstacle(length=8) is None
-    backend = CausalBackend(tiny.fresh("llama"))
-    backend.checkpoint.config._attn_implementation_internal = name
+    backend = DecoderOnlyBackend(tiny.fresh("llama"))
+    backend.model.config._attn_implementation_internal = name
     assert backend.obstacle(length=8) == f"since {name} takes no mask of its own for every token"
 
 
@@ -198,7 +198,7 @@ class Raises(IgnoresPositions):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_does_not_obey_is_found_out(broken: Any, dtype: torch.dtype) -> None:
     model = broken(tiny.fresh("llama").to(dtype))
-    backend = CausalBackend(model)
+    backend = DecoderOnlyBackend(model)
     assert "a tree of masks" in str(backend.obstacle(length=8))
     if dtype == torch.float32:
         lm = bestk.from_transformers(model)
@@ -212,7 +212,7 @@ def test_half_precision(family: str, dtype: torch.dtype) -> None:
     model = tiny.fresh(family, initializer_range=0.1).to(dtype)
     lm = bestk.from_transformers(model)
     assert isinstance(
-        lm.backend.start(PROMPTS, ROOM), PrefixSession if family in FALLBACK else TreeSession
+        lm.backend.start(PROMPTS, SPEC), RecomputeSession if family in FALLBACK else TreeSession
     )
     results = bestk.search(lm, PROMPTS, **OPTIONS)
     assert worst_error(model, results) < 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,33 @@ import torch
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import steps
 from test_oracle import config_options
 
 import bestk
 from bestk.config import SearchConfig
-from bestk.core.best_k import Rule, Searches, Verdict, run
 from bestk.core.record import TreeRecord
+from bestk.core.state import SearchState
 from bestk.core.tree import State
 from bestk.errors import OptionError, SchemaError
+from bestk.processors.pipeline import Hooks
 from bestk.result import SearchResult
-from bestk.viz.graph import count_states, difference, prompt_text, schema, to_graph
+from bestk.viz.graph import difference, prompt_text, schema, to_graph
 from bestk.viz.replay import replay
 
 
-class Favour(Rule):
+class Favour(bestk.Constraint):
     """Adds to the score of odd tokens, so that scores do not follow from the settings alone."""
 
-    def judge(self, group: Any, children: Any, passes: Any, is_stop: Any) -> Verdict:
-        return Verdict(bonus=(children.token % 2).double() * 0.5)
+    def bonus(self, context: Any, children: Any, asked: Any) -> torch.Tensor:
+        return (children.token % 2).double() * 0.5
 
 
-def live_frontier(searches: Searches, row: int) -> list[tuple[int, int, float]]:
+def count_states(graph: Any) -> Counter[str]:
+    return Counter(node["state"] for node in graph["nodes"])
+
+
+def live_frontier(searches: SearchState, row: int) -> list[tuple[int, int, float]]:
     """Read the frontier, best first, as (parent slot, token, priority)."""
     frontier = searches.frontier
     count = int(frontier.count()[row])
@@ -54,18 +61,11 @@ def test_replay_equals_the_live_search(
     options: dict[str, Any], seed: int, vocab: int, favour: bool
 ) -> None:
     config = SearchConfig(**options)
-    searches = Searches(
-        config,
-        batch=2,
-        vocab_size=vocab,
-        eos_ids=(0,),
-        device=torch.device("cpu"),
-        rules=[Favour()] if favour else [],
-    )
-    session = random_toy(seed, vocab).start([(1,), (0, 1)], searches.room)
+    lm = bestk.LanguageModel(random_toy(seed, vocab))
+    hooks = Hooks(constraints=[Favour()] if favour else [])
     frontiers: list[list[Any]] = [[], []]
     dropped: list[dict[tuple[int, int], int]] = [{}, {}]
-    for _ in run(session, searches):
+    for _, _, searches in steps(lm, [[1], [0, 1]], config, hooks=hooks):
         for row in range(2):
             clock = int(searches.clock[row])
             if clock == len(frontiers[row]):  # the row has taken this step too

@@ -1,4 +1,4 @@
-"""Many searches through few lanes: nothing lost, nothing changed, no step wasted."""
+"""Many searches through few rows: nothing lost, nothing changed, no step wasted."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tiny
 import torch
-from bestk.engine.lanes import LanesCache, batches
 from conftest import random_toy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batching import assert_same, facts
 from toys import table_lm
 
 import bestk
-from bestk.backends.base import Children, Group, Room, Shaper
+from bestk.backends.base import Memory
 from bestk.backends.toy import ToyBackend, ToySession
 from bestk.backends.transformers.model import available_memory
-from bestk.core.best_k import Searches
-from bestk.engine import lanes, many
+from bestk.engine import pool
+from bestk.engine.memory import rows_for
+from bestk.engine.request import requests_of
+from bestk.engine.scheduler import queues
 from bestk.errors import OutOfMemoryError, SearchInterrupted
+from bestk.nodes import BatchSpec, NodeBatch
 
 OPTIONS: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 5, "k": 3}
 
@@ -41,14 +42,14 @@ class Watched(ToySession):
 
     backend: Watching
 
-    def refill(self, group: Group, prompts: Mapping[int, Sequence[int]]) -> Children:
+    def prefill(self, nodes: NodeBatch, prompts: Mapping[int, Any], *, whole: bool) -> Any:
         self.backend.reads += [tuple(prompt) for prompt in prompts.values()]
         self.backend.see(self, "read")
-        return super().refill(group, prompts)
+        return super().prefill(nodes, prompts, whole=whole)
 
-    def expand(self, group: Group) -> Children:
+    def evaluate(self, nodes: NodeBatch, *, whole: bool) -> Any:
         self.backend.see(self, "step")
-        return super().expand(group)
+        return super().evaluate(nodes, whole=whole)
 
 
 class Watching(ToyBackend):
@@ -61,10 +62,10 @@ class Watching(ToyBackend):
         self.calls: Counter[str] = Counter()
 
     def start(
-        self, prompts: Sequence[Sequence[int]], room: Room, shaper: Shaper | None = None
+        self, prompts: Sequence[Sequence[int]], spec: BatchSpec, prompt_size: int = 0
     ) -> Watched:
         self.sizes.append(len(prompts))
-        return Watched(self, [tuple(prompt) for prompt in prompts], room.num_children, shaper)
+        return Watched(self, [tuple(prompt) for prompt in prompts])
 
     def see(self, session: ToySession, call: str) -> None:
         self.calls[call] += 1
@@ -112,14 +113,14 @@ def test_batch_size_and_order_change_nothing(model: Any, batch_size: int | str) 
 
 
 class TestRefilling:
-    def test_a_free_lane_is_filled_at_once(self) -> None:
+    def test_a_free_row_is_filled_at_once(self) -> None:
         backend = Watching(counting_down())
         prompts = [[8], *[[1]] * 8]
         results = bestk.search(bestk.LanguageModel(backend), prompts, batch_size=2)
         assert [result.hypotheses[0].num_tokens for result in results] == [9, *[2] * 8]
         assert backend.sizes == [2], "one session serves all"
         assert len(backend.reads) == 9
-        # While one lane takes 8 steps, the other does eight searches of one step.
+        # While one row takes 8 steps, the other does eight searches of one step.
         assert backend.calls["step"] == 8, "batch after batch it would be 8 + 4"
 
     def test_a_search_that_ends_at_its_root_costs_no_step(self) -> None:
@@ -127,23 +128,6 @@ class TestRefilling:
         results = bestk.search(bestk.LanguageModel(backend), [[3]] * 5, batch_size=2, budget=1, k=1)
         assert [result.stop_reason for result in results] == ["budget"] * 5
         assert backend.calls == {"read": 3}
-
-    def test_sessions_that_cannot_be_refilled(self) -> None:
-        class Rigid:
-            def __init__(self, session: ToySession) -> None:
-                self.root, self.expand, self.close = session.root, session.expand, session.close
-
-        class RigidBackend(Watching):
-            def start(self, *arguments: Any) -> Any:
-                return Rigid(super().start(*arguments))
-
-        backend = RigidBackend(random_toy(5, vocab_size=8))
-        prompts = [[n % 7 + 1, 3] for n in range(8)]
-        results = bestk.search(bestk.LanguageModel(backend), prompts, batch_size=3, **OPTIONS)
-        assert backend.sizes == [3, 3, 2]
-        assert backend.reads == []
-        plain = bestk.search(bestk.LanguageModel(random_toy(5, vocab_size=8)), prompts, **OPTIONS)
-        assert [facts(result) for result in results] == [facts(result) for result in plain]
 
     @pytest.mark.parametrize("batch_size", [1, 2, 5])
     def test_stop_strings(self, batch_size: int) -> None:
@@ -181,20 +165,19 @@ class TestRefilling:
 
 
 class TestQueues:
-    @given(
-        st.lists(st.integers(1, 300), max_size=40),
-        st.integers(1, 16),
-    )
-    def test_every_prompt_once_among_its_like(self, lengths: list[int], batch_size: int) -> None:
-        queues = list(batches(lengths, batch_size))
-        order = [number for queue, _ in queues for number in queue]
+    @settings(deadline=None)
+    @given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 16))
+    def test_every_prompt_once_among_its_like(self, lengths: list[int], most: int) -> None:
+        lm = bestk.LanguageModel(counting_down())
+        requests = requests_of(lm, [[1] * length for length in lengths], bestk.SearchConfig())
+        found = list(queues(requests, most))
+        order = [request.number for queue in found for request in queue]
         assert sorted(order) == list(range(len(lengths)))
         assert [lengths[n] for n in order] == sorted(lengths, reverse=True)
-        for place, (queue, number_of_lanes) in enumerate(queues):
-            assert number_of_lanes == min(batch_size, len(queue))
-            stragglers = [n for n in queue if lengths[n] * 2 < lengths[queue[0]]]
-            assert len(stragglers) < batch_size
-            assert not stragglers or place == len(queues) - 1
+        for place, queue in enumerate(found):
+            stragglers = [one for one in queue if one.length * 2 < queue[0].length]
+            assert len(stragglers) < most
+            assert not stragglers or place == len(found) - 1
 
     def test_lengths_far_apart_are_searched_apart(self) -> None:
         backend = Watching(random_toy(5, vocab_size=8))
@@ -340,43 +323,15 @@ class TestTimeout:
         assert later.cost.model_calls == 5, "its root, and 4 steps"
         assert later.cost.expanded == 5
 
-    def test_a_search_that_timed_out_stays_where_it_is(self) -> None:
-        backend = counting_down()
-        config = bestk.SearchConfig()
-        searches = Searches(
-            config, batch=2, vocab_size=12, eos_ids=(0,), device=torch.device("cpu")
-        )
-        session = backend.start([[9], [9]], searches.room)
-        searches.begin(session.root)
-        searches.time_out([0])
-        for _ in range(3):
-            searches.advance(session.expand)
-        assert searches.tree.count.tolist() == [1, 4]
-        assert searches.stop_reasons() == ["timeout", "interrupted"]
-        searches.begin(session.root, torch.tensor([0]))
-        assert searches.is_active.tolist() == [True, True], "the lane's next search is a new one"
-        assert searches.stop_reasons() == ["interrupted"] * 2
-
-
-class OnGpu:
-    """A backend that says it is on a GPU, and is asked for nothing else."""
-
-    device = torch.device("cuda")
-
-    def __init__(self, backend: Any) -> None:
-        self.vocab_size = backend.vocab_size
-        self.free_bytes, self.lane_bytes = backend.free_bytes, backend.lane_bytes
-
 
 class TestMemoryEstimate:
     class Sized(Watching):
         free: int | None = 1000
 
-        def free_bytes(self) -> int | None:
-            return self.free
-
-        def lane_bytes(self, prompt_size: int, room: Room) -> int:
-            return 10 * prompt_size * room.width
+        def memory(self, spec: BatchSpec, prompt_size: int) -> Memory | None:
+            if self.free is None:
+                return None
+            return Memory(free=self.free, per_search=10 * prompt_size * spec.width)
 
     @pytest.mark.parametrize(
         ("free", "size"), [(None, 8), (0, 1), (449, 1), (1800, 4), (3600, 8), (10**9, 8)]
@@ -388,17 +343,9 @@ class TestMemoryEstimate:
         prompts = [[1] * 12, *[[n % 7 + 1] * 8 for n in range(69)]]
         config = bestk.SearchConfig(**OPTIONS)
         lm = bestk.LanguageModel(backend)
-        assert many.auto_batch_size(lm, config, prompts) == size
+        assert rows_for(requests_of(lm, prompts, config)) == size
         bestk.search(lm, prompts, config, max_new_tokens=2, budget=3)
         assert backend.sizes == [size]
-
-    def test_a_gpu_takes_more_at_most(self) -> None:
-        config, prompts = bestk.SearchConfig(**OPTIONS), [[1] * 12]
-        for free, size in ((3600, 8), (10**9, 64)):
-            backend = self.Sized(random_toy(5, vocab_size=8))
-            backend.free = free
-            lm = SimpleNamespace(backend=OnGpu(backend))
-            assert many.auto_batch_size(lm, config, prompts) == size  # type: ignore[arg-type]
 
     def test_memory_of_a_cpu(self, tmp_path: Path) -> None:
         told = tmp_path / "meminfo"
@@ -412,54 +359,52 @@ class TestMemoryEstimate:
         assert bestk.search(bestk.LanguageModel(self.Sized(counting_down())), []) == []
 
 
-class FakeLanes:
-    """Lanes as on a GPU, with something captured that is worth keeping."""
+class Kept:
+    """A batch as on a GPU, with something captured that is worth keeping."""
 
-    def __init__(self, *_: Any) -> None:
-        self.graphs: Any = object()
+    def __init__(self, backend: Any, key: str, rows: int = 8) -> None:
+        self.key, self.num_rows, self.prompt_size = key, rows, 16
+        self.backend, self.graphs = (lambda: backend), object()
         self.num_closed = 0
 
     def close(self) -> None:
         self.num_closed += 1
 
 
-class TestCache:
-    CONFIGS = tuple(bestk.SearchConfig(k=k) for k in (1, 2, 3))
+class TestPool:
+    def test_gives_the_same_for_the_same_shape_to_one_at_a_time(self) -> None:
+        backend = counting_down()
+        batch: Any = Kept(backend, "a")
+        assert pool.keep(batch)
+        assert pool.take(backend, "b", 8, 16) is None
+        assert pool.take(backend, "a", 9, 16) is None
+        assert pool.take(counting_down(), "a", 8, 16) is None, "of another model"
+        assert pool.take(backend, "a", 8, 16) is batch
+        assert pool.take(backend, "a", 8, 16) is None, "somebody has it"
 
-    @pytest.fixture
-    def cache(self, monkeypatch: pytest.MonkeyPatch) -> LanesCache:
-        monkeypatch.setattr(lanes, "Lanes", FakeLanes)
-        return LanesCache(size=2)
+    def test_keeps_the_newest_and_closes_the_rest(self) -> None:
+        backend = counting_down()
+        batches: list[Any] = [Kept(backend, name) for name in "abc"]
+        assert all(map(pool.keep, batches))
+        assert [batch.num_closed for batch in batches] == [1, 0, 0]
+        assert pool.clear(backend)
+        assert not pool.clear(backend)
+        assert [batch.num_closed for batch in batches] == [1, 1, 1]
 
-    def borrow(self, cache: LanesCache, config: bestk.SearchConfig, size: int = 8) -> Any:
-        with cache.borrowed(counting_down(), config, [[1], [2]], size) as lent:
-            assert lent.num_closed == 0  # type: ignore[attr-defined]
-        return lent
-
-    def test_lends_the_same_for_the_same_shape(self, cache: LanesCache) -> None:
-        one = self.borrow(cache, self.CONFIGS[0])
-        assert self.borrow(cache, self.CONFIGS[0]) is one
-        assert self.borrow(cache, self.CONFIGS[0], size=9) is not one
-        assert one.num_closed == 0
-
-    def test_keeps_the_newest_and_closes_the_rest(self, cache: LanesCache) -> None:
-        first, second = (self.borrow(cache, config) for config in self.CONFIGS[:2])
-        assert self.borrow(cache, self.CONFIGS[0]) is first  # now the newer one
-        third = self.borrow(cache, self.CONFIGS[2])
-        assert [lent.num_closed for lent in (first, second, third)] == [0, 1, 0]
-        cache.clear()
-        assert [lent.num_closed for lent in (first, second, third)] == [1, 1, 1]
-        assert self.borrow(cache, self.CONFIGS[2]) is not third
-
-    def test_what_failed_is_closed(self, cache: LanesCache) -> None:
-        one = self.borrow(cache, self.CONFIGS[0])
-        with (
-            pytest.raises(RuntimeError, match="on purpose"),
-            cache.borrowed(counting_down(), self.CONFIGS[0], [[1], [2]], 8),
-        ):
-            raise RuntimeError("on purpose")
-        assert one.num_closed == 1
-        assert self.borrow(cache, self.CONFIGS[0]) is not one
+    def test_keeps_as_many_as_whoever_measures_asks_for(self) -> None:
+        lm = bestk.LanguageModel(counting_down())
+        before: Any = Kept(lm.backend, "before")
+        pool.keep(before)
+        with bestk.kept_batches(lm, 3):
+            assert before.num_closed == 1, "nothing is kept from before"
+            batches: list[Any] = [Kept(lm.backend, name) for name in "abcd"]
+            assert all(map(pool.keep, batches))
+            assert [batch.num_closed for batch in batches] == [1, 0, 0, 0]
+        assert [batch.num_closed for batch in batches] == [1, 1, 1, 1]
+        with bestk.kept_batches(lm, 0):
+            none: Any = Kept(lm.backend, "e")
+            assert pool.keep(none)
+            assert none.num_closed == 1
 
     def test_what_was_not_captured_is_not_kept(self) -> None:
         lm = bestk.LanguageModel(Watching(counting_down()))

@@ -19,13 +19,13 @@ from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
 import bestk
-from bestk.backends.base import Group
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.toy_language import Words
+from bestk.nodes import NodeBatch
 from bestk.processors import builtin as steps
-from bestk.processors.base import Contexts, Pipeline, Prefixes
+from bestk.processors.base import ContextTable, NodeContext
 
 VOCAB, EOS = 24, 0
 PROMPTS = [[3, 4, 5, 3, 4], [7], [9, 2, 9, 2, 9, 2, 11], [5, 6, 3]]
@@ -286,25 +286,31 @@ def test_forced_first_token(lm: LanguageModel) -> None:
             assert hypothesis.log_probs[0] == 0
 
 
-def group_of(prefixes: list[list[list[int]]], depth: int) -> Group:
-    """Make a group by hand: nodes of any depths, in any order."""
+def nodes_of(prefixes: list[list[list[int]]], depth: int) -> NodeBatch:
+    """Make a batch by hand: nodes of any depths, in any order."""
     prefix = torch.tensor([[p + [-1] * (depth - len(p)) for p in row] for row in prefixes])
     shape = prefix.shape[:2]
-    return Group(
+    return NodeBatch(
         token=torch.zeros(shape, dtype=torch.int64),
         slot=torch.zeros(shape, dtype=torch.int64),
         depth=(prefix >= 0).sum(-1),
-        log_prob=torch.zeros(shape, dtype=torch.float64),
         path=prefix,
         prefix=prefix,
         is_valid=torch.ones(shape, dtype=torch.bool),
     )
 
 
+def table_of(prompts: list[list[int]], counted: int | None = None) -> ContextTable:
+    table = ContextTable(len(prompts), torch.device("cpu"))
+    for row, prompt in enumerate(prompts):
+        table.fill(row, prompt, prompt, counted)
+    return table
+
+
 @pytest.mark.parametrize("name", OBJECTS)
 def test_mixed_depths_in_any_order(name: str) -> None:
     """One call with nodes of many depths equals transformers' processor on each prefix alone."""
-    from bestk.processors.translate import Setting, translate
+    from bestk.processors.translate import Target, translate
 
     generator = torch.Generator().manual_seed(len(name))
     depths = [[2, 0, 5], [1, 6, 3], [0, 4, 4], [6, 1, 2]]
@@ -313,13 +319,11 @@ def test_mixed_depths_in_any_order(name: str) -> None:
         return torch.randint(2, 12, (count,), generator=generator).tolist()
 
     prefixes = [[some(depth) for depth in row] for row in depths]
-    group = group_of(prefixes, depth=7)
-    contexts = Contexts(torch.device("cpu"))
-    contexts.fill(PROMPTS)
+    context = NodeContext(table_of(PROMPTS), nodes_of(prefixes, depth=7))
     scores = (torch.randn(4, 3, VOCAB, generator=generator) * 2).log_softmax(-1)
-    setting = Setting(torch.device("cpu"), VOCAB)
-    pipeline = Pipeline(contexts, [translate(p, setting) for p in OBJECTS[name]([])])
-    got = pipeline(group, scores.clone())
+    target, got = Target(torch.device("cpu"), VOCAB), scores.clone()
+    for processor in OBJECTS[name]([]):
+        got = translate(processor, target)(context, got)
     for row, prompt in enumerate(PROMPTS):
         for place, prefix in enumerate(prefixes[row]):
             ids = torch.tensor([prompt + prefix])
@@ -331,19 +335,16 @@ def test_mixed_depths_in_any_order(name: str) -> None:
 
 def test_top_p_looks_further_when_the_likeliest_are_not_enough() -> None:
     scores = torch.randn(1, 2, 6000, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
-    contexts = Contexts(torch.device("cpu"))
-    contexts.fill([[1]])
-    prefixes = Prefixes(contexts, group_of([[[2], [3, 4]]], depth=2))
+    context = NodeContext(table_of([[1]]), nodes_of([[[2], [3, 4]]], depth=2))
     for top_p in (0.05, 0.5, 0.95, 1.0):
-        got = steps.TopP(top_p)(prefixes, scores.clone())
+        got = steps.TopP(top_p)(context, scores.clone())
         expected = lp.TopPLogitsWarper(top_p)(None, scores[0])
         assert torch.equal(got[0] == -math.inf, expected == -math.inf), f"top_p={top_p}"
 
 
 def test_prefixes_by_hand() -> None:
-    contexts = Contexts(torch.device("cpu"), counted=4)
-    contexts.fill([[7, 8], [1, 2, 3]])
-    prefixes = Prefixes(contexts, group_of([[[5, 6], []], [[4], [9, 9]]], depth=3))
+    table = table_of([[7, 8], [1, 2, 3]], counted=4)
+    prefixes = NodeContext(table, nodes_of([[[5, 6], []], [[4], [9, 9]]], depth=3))
     assert prefixes.ids[0].tolist() == [[-1, 7, 8, 5, 6, -1], [-1, 7, 8, -1, -1, -1]]
     assert prefixes.tail(4)[0].tolist() == [[7, 8, 5, 6], [-1, -1, 7, 8]]
     assert prefixes.seen[0].tolist() == [[8, 7, 8, 5, 6, 8], [8, 7, 8, 8, 8, 8]]

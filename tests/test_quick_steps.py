@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from bestk.config import SearchConfig
-from bestk.core import stepper as quick_steps
-from bestk.core.best_k import Rule, Searches
+from bestk.core import stepper
+from bestk.core.best_k import BestK
+from bestk.core.policy import Shape
 from bestk.kernels import may_run
 
 needs_triton = pytest.mark.skipif(
@@ -20,19 +21,14 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def searches(*rules: Rule, **options: Any) -> Searches:
-    return Searches(
-        SearchConfig(**options),
-        batch=2,
-        vocab_size=9,
-        eos_ids=(0,),
-        device=torch.device("cpu"),
-        rules=rules,
-    )
+def policy(*, is_judged: bool = False, **options: Any) -> BestK:
+    cpu = torch.device("cpu")
+    shape = Shape(batch=2, vocab_size=9, stop_ids=(0,), device=cpu, is_judged=is_judged)
+    return BestK(SearchConfig(**options), shape)
 
 
 def test_a_cpu_takes_tensor_operations() -> None:
-    assert searches().kernels is None
+    assert policy().kernels is None
 
 
 @pytest.mark.parametrize(
@@ -66,29 +62,29 @@ class TestWithTriton:
     def interpreter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setenv("BESTK_KERNELS", "search")
-        monkeypatch.setattr(quick_steps, "_TRIED", {})
+        monkeypatch.setattr(stepper, "_TRIED", {})
 
     def test_only_where_they_fit(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(quick_steps, "_do_run", lambda kernels, searches: True)
-        assert searches().kernels is not None
-        assert searches(Rule()).kernels is None
+        monkeypatch.setattr(stepper, "_do_run", lambda kernels, policy: True)
+        assert policy().kernels is not None
+        assert policy(is_judged=True).kernels is None
         assert not caplog.records
-        assert searches(max_frontier=10_000).kernels is None
+        assert policy(max_frontier=10_000).kernels is None
         caplog.clear()
-        assert searches(k=300).kernels is None
-        assert searches(k=300).kernels is None
+        assert policy(k=300).kernels is None
+        assert policy(k=300).kernels is None
         assert "no search kernels hold the shape (512," in caplog.text
         assert len(caplog.records) == 1, "they were asked for: told, but once"
         monkeypatch.setenv("BESTK_KERNELS", "none")
-        assert searches().kernels is None
+        assert policy().kernels is None
 
     def test_a_triton_that_cannot_be_loaded_is_left_alone(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setitem(sys.modules, "bestk.core.kernels", None)
-        assert searches().kernels is None
+        assert policy().kernels is None
         assert "cannot be loaded" in caplog.text
 
     def test_kernels_that_do_not_run_are_left_alone(
@@ -98,19 +94,19 @@ class TestWithTriton:
 
         tried = []
 
-        def pop(self: StepKernels, searches: Searches) -> None:
+        def look(self: StepKernels, policy: BestK) -> None:
             tried.append(self)
-            searches.clock += 1
+            policy.search.clock += 1
             raise RuntimeError("no compiler")
 
-        monkeypatch.setattr(StepKernels, "pop", pop)
-        found = [searches(), searches()]
+        monkeypatch.setattr(StepKernels, "next", look)
+        found = [policy(), policy()]
         assert [one.kernels for one in found] == [None, None]
         assert len(tried) == 1, "a second look at the same shape tells nothing new"
         assert "no compiler" in caplog.text, "they were asked for"
-        assert found[0].clock.tolist() == [0, 0]
-        assert found[0].is_active.tolist() == [True, True]
+        assert found[0].search.clock.tolist() == [0, 0]
+        assert found[0].search.is_active.tolist() == [True, True]
         caplog.clear()
         monkeypatch.delenv("BESTK_KERNELS")
-        assert searches(k=7).kernels is None
+        assert policy(k=7).kernels is None
         assert not [one for one in caplog.records if one.levelno >= logging.WARNING]

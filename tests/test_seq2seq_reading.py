@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,48 +11,54 @@ import torch
 from tiny_seq2seq import SOURCES, sources_for, tiny
 
 import bestk
-from bestk.backends.base import Children, Group, Room
-from bestk.backends.transformers.encoder_decoder import Seq2SeqBackend, Seq2SeqTreeSession
+from bestk.backends.transformers.encoder_decoder import (
+    EncoderDecoderBackend,
+    EncoderDecoderSession,
+)
 from bestk.backends.transformers.model import pad_right
-from bestk.backends.transformers.probe import probe_group
+from bestk.backends.transformers.probe import probe_nodes
 from bestk.backends.transformers.seq2seq_probe import Probe, reads_tensors
+from bestk.engine.batch import Batch
+from bestk.nodes import BatchSpec, NodeBatch
 
 TEXTS = ["t5", "flan-t5", "umt5", "bart", "mbart", "mbart50", "marian", "pegasus", "m2m100"]
-ROOM = Room(width=2, capacity=6, depth=4, num_children=5, prompt_size=16)
+SPEC = BatchSpec(width=2, slots=6, depth=4, num_children=5)
 PATHS = [[[1], [2]], [[1, 3], [2, 4]]]
 TOKENS = [0, 9, 12, 30, 17]
 
 
-def session_of(family: str) -> Seq2SeqTreeSession:
-    backend = Seq2SeqBackend(tiny(family))
+def session_of(family: str) -> EncoderDecoderSession:
+    backend = EncoderDecoderBackend(tiny(family))
     assert backend.obstacle(SOURCES[0], 8) is None
-    backend.checkpoint.can_read_tensors = True
-    return Seq2SeqTreeSession(backend.checkpoint, SOURCES, ROOM)
+    backend.model.can_read_tensors = True
+    return EncoderDecoderSession(backend.model, SOURCES, SPEC, 16)
 
 
-def read(session: Seq2SeqTreeSession, group: Group, sources: Mapping[int, Any]) -> Children:
-    """Do what lanes do: pad to a bucket, and fill a few rows up by repeating the first."""
+def read(session: EncoderDecoderSession, nodes: NodeBatch, sources: Mapping[int, Any]) -> Any:
+    """Do what a batch does: pad to a bucket, and fill a few rows up by repeating the first."""
     rows = [*sources, next(iter(sources))]
     texts = [sources[row] for row in rows]
-    return session.read(group, *pad_right(texts, torch.device("cpu"), 11), torch.tensor(rows))
+    return session.prefill_tensors(
+        nodes, *pad_right(texts, torch.device("cpu"), 11), torch.tensor(rows)
+    )
 
 
-def group_of(paths: list[list[int]]) -> Group:
-    return probe_group(paths, TOKENS, len(SOURCES), torch.device("cpu"))
+def nodes_of(paths: list[list[int]]) -> NodeBatch:
+    return probe_nodes(paths, TOKENS, len(SOURCES), torch.device("cpu"))
 
 
-def probabilities(session: Seq2SeqTreeSession) -> list[Any]:
-    return [session.logits(group_of(paths)).log_softmax(-1) for paths in PATHS]
+def probabilities(session: EncoderDecoderSession) -> list[Any]:
+    return [session.logits(nodes_of(paths)).log_softmax(-1) for paths in PATHS]
 
 
 @pytest.mark.parametrize("family", TEXTS)
 def test_tensors_are_read_as_texts_are(family: str) -> None:
     usual, other = session_of(family), session_of(family)
     with torch.inference_mode():
-        expected = usual.root(group_of([[]]))
-        found = read(other, group_of([[]]), dict(enumerate(SOURCES)))
-        torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=1e-4, atol=1e-4)
-        assert found.token.tolist() == expected.token.tolist()
+        roots, sources = nodes_of([[]]), dict(enumerate(SOURCES))
+        expected = usual.prefill(roots, sources, whole=True).log_softmax(-1)
+        found = read(other, roots, sources).log_softmax(-1)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         for one, two in zip(probabilities(usual), probabilities(other), strict=True):
             torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-3)
 
@@ -61,41 +68,34 @@ def test_a_source_read_later_leaves_the_other_rows_alone(family: str) -> None:
     session, fresh = session_of(family), session_of(family)
     changed = [SOURCES[0], [31, 4, 4, 19, 8, 2], SOURCES[2]]
     with torch.inference_mode():
-        read(session, group_of([[]]), dict(enumerate(SOURCES)))
-        read(session, group_of([[]]), {1: changed[1]})
-        read(fresh, group_of([[]]), dict(enumerate(changed)))
+        read(session, nodes_of([[]]), dict(enumerate(SOURCES)))
+        read(session, nodes_of([[]]), {1: changed[1]})
+        read(fresh, nodes_of([[]]), dict(enumerate(changed)))
         for one, two in zip(probabilities(session), probabilities(fresh), strict=True):
             torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["t5gemma", "led", "longt5", "whisper"])
 def test_encoders_that_masks_cannot_describe_are_read_as_before(family: str) -> None:
-    backend = Seq2SeqBackend(tiny(family))
+    backend = EncoderDecoderBackend(tiny(family))
     source = sources_for(family)[0]
     backend.obstacle(source, 8)
-    assert not reads_tensors(Probe(backend.checkpoint, source), Seq2SeqTreeSession)
+    assert not reads_tensors(Probe(backend.model, source), EncoderDecoderSession)
 
 
-def test_what_is_not_a_text_is_read_as_before() -> None:
-    session = session_of("bart")
-    assert session.can_read(SOURCES)
-    assert not session.can_read([session.checkpoint.encode(SOURCES[:1])])
-    session.checkpoint.can_read_tensors = False
-    assert not session.can_read(SOURCES)
-
-
-def test_lanes_filled_from_tensors_find_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_filled_from_tensors_finds_the_same_trees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The whole of continuous batching, with graphs that are called instead of captured."""
-    from bestk.engine import lanes
 
     class Called:
         def __init__(self) -> None:
             self.shapes: list[str] = []
 
-        def inputs(self, name: str, device: Any, *shapes: Any) -> list[Any]:
-            return [torch.zeros(shape, dtype=torch.int64) for shape in shapes]
+        def feed(self, name: str, tensors: Any) -> list[Any]:
+            return [tensor.clone() for tensor in tensors]
 
-        def replay(self, name: str, work: Any, *, warm_up: bool = False) -> Any:
+        def run(self, name: str, work: Any, *, warm_up: int = 2) -> Any:
             self.shapes.append(name)
             return work()
 
@@ -106,13 +106,15 @@ def test_lanes_filled_from_tensors_find_the_same_trees(monkeypatch: pytest.Monke
 
     def captured(self: Any, *args: Any) -> None:
         begin(self, *args)
-        self.session.checkpoint.can_read_tensors = True
+        self.session.model.can_read_tensors = True
+        can = self.session.capabilities
+        self.session.capabilities = dataclasses.replace(can, static_prefill=True)
         self.graphs = Called()
         made.append(self.graphs)
 
-    begin = lanes.Lanes.__init__
-    monkeypatch.setattr(lanes.Lanes, "__init__", captured)
+    begin = Batch.__init__
+    monkeypatch.setattr(Batch, "__init__", captured)
     found = bestk.search(bestk.from_transformers(model), sources, batch_size=2, **options)
-    assert any("fill" in name for graphs in made for name in graphs.shapes)
+    assert any("prefill" in name for graphs in made for name in graphs.shapes)
     for one, other in zip(expected, found, strict=True):
         assert one.tree.token.tolist() == other.tree.token.tolist()

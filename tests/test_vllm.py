@@ -16,10 +16,11 @@ import pytest
 import tiny
 import tiny_vllm
 import torch
-from bestk.engine.many import auto_batch_size
 
 import bestk
 from bestk.backends.prefix import TopLogprobs
+from bestk.engine.memory import rows_for
+from bestk.engine.request import requests_of
 from bestk.errors import MissingExtraError, ModelError, OptionError, PromptError
 
 pytestmark = tiny_vllm.marks()
@@ -193,11 +194,11 @@ def test_as_many_searches_side_by_side_as_the_cache_holds(
     lm: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = bestk.SearchConfig(beam_size=10, max_new_tokens=30, k=10)
-    lanes = []
+    rows = []
     for num_blocks in (10, 1000, 100_000):
         monkeypatch.setattr(lm.backend, "num_blocks", num_blocks)
-        lanes.append(auto_batch_size(lm, config, PROMPTS))
-    assert lanes == [1, 9, 64]  # 32 tokens a block, 40 + 10 * 30 + 75 * 32 a search, in 80%
+        rows.append(rows_for(requests_of(lm, PROMPTS, config)))
+    assert rows == [1, 9, 64]  # 32 tokens a block, 40 + 10 * 30 + 75 * 32 a search, in 80%
 
 
 def test_the_public_way_in_gives_the_same_answers(lm: bestk.LanguageModel) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
-from bestk.backends.base import Children
 from bestk.config import SearchConfig
-from bestk.core.best_k import Searches
+from bestk.core.best_k import BestK
+from bestk.core.policy import Plan, Shape
+from bestk.core.state import SearchState
+from bestk.nodes import Children
 
-OF_A_GROUP = ("token", "slot", "depth", "log_prob", "path", "prefix")
+OF_A_NODE_BATCH = ("token", "slot", "depth", "path", "prefix")
 OF_A_NODE = ("token", "parent", "depth", "step", "expanded_at")
 OF_A_NODE += ("log_prob", "last_log_prob", "priority", "path")
 OF_A_CHILD = ("child_token", "child_log_prob", "child_score", "child_state")
@@ -73,34 +75,33 @@ def compare(config: SearchConfig, seed: int, *, batch: int, vocab: int, device: 
     assert plain.kernels is None
     assert fused.kernels is not None, "this shape has no kernels"
     same(plain, fused)
-    children = Source(seed, vocab)
+    source = Source(seed, vocab)
     draw = random.Random(seed)
-    both(plain, fused, lambda searches, read: searches.begin(read), children)
+    every = torch.arange(batch, device=device)
+    both(plain, fused, lambda policy: policy.begin(every), source)
     for _ in range(60):
-        if not plain.is_running():
+        if not bool(plain.is_active.any()):
             break
         event = draw.random()
         if event < 0.03:
             rows = torch.tensor([draw.randrange(batch)], device=device)
-            both(plain, fused, lambda s, read, rows=rows: s.begin(read, rows), children)
+            both(plain, fused, lambda policy, rows=rows: policy.begin(rows), source)
         elif event < 0.05:
             row = draw.randrange(batch)
             plain.time_out([row])
             fused.time_out([row])
         elif event < 0.08:
-            for searches in (plain, fused):
-                searches.put_back(searches.pop())
+            alike(plain, plain.next(), fused.next())  # looking changes nothing
         else:
-            children.is_broken = event > 0.99
-            both(plain, fused, lambda searches, read: searches.advance(read), children)
+            source.is_broken = event > 0.99
+            both(plain, fused, lambda policy: policy.next(), source)
         same(plain, fused)
 
 
-def make(way: str, config: SearchConfig, batch: int, vocab: int, device: str) -> Searches:
+def make(way: str, config: SearchConfig, batch: int, vocab: int, device: str) -> BestK:
     os.environ["BESTK_KERNELS"] = "search" if way == "kernels" else "none"
-    return Searches(
-        config, batch=batch, vocab_size=vocab, eos_ids=(0,), device=torch.device(device)
-    )
+    where = torch.device(device)
+    return BestK(config, Shape(batch=batch, vocab_size=vocab, stop_ids=(0,), device=where))
 
 
 class Source:
@@ -124,26 +125,30 @@ class Source:
         return log_probs
 
 
-def both(plain: Searches, fused: Searches, work: Callable[..., NodeBatch], source: Source) -> None:
-    kept: list[Children] = []
-
-    def first(group: NodeBatch) -> Children:
-        log_probs = source.logits(*group.token.shape)
-        value, token = log_probs.sort(dim=-1, descending=True, stable=True)
-        number = plain.tree.child_token.shape[2]
-        kept.append(Children(*(x[..., :number].to(group.token.device) for x in (token, value))))
-        return kept[0]
-
-    ours, theirs = work(plain, first), work(fused, lambda group: kept[0])
-    assert torch.equal(ours.is_valid, theirs.is_valid)
-    for name in OF_A_GROUP:
-        one, other = (getattr(group, name)[ours.is_valid] for group in (ours, theirs))
-        assert torch.equal(one, other), f"groups differ in {name}"
-    scratch = theirs.slot[~ours.is_valid]
-    assert bool((scratch == plain.tree.capacity).all()), "places without a node have a slot"
+def both(plain: BestK, fused: BestK, plan: Callable[[BestK], Plan], source: Source) -> None:
+    ours, theirs = plan(plain), plan(fused)
+    alike(plain, ours, theirs)
+    log_probs = source.logits(*ours.nodes.token.shape)
+    value, token = log_probs.sort(dim=-1, descending=True, stable=True)
+    number, device = plain.search.tree.child_token.shape[2], ours.nodes.token.device
+    children = Children(token[..., :number].to(device), value[..., :number].to(device))
+    plain.step(ours, children)
+    fused.step(theirs, children)
 
 
-def same(plain: Searches, fused: Searches) -> None:
+def alike(plain: BestK, ours: Plan, theirs: Plan) -> None:
+    is_valid = ours.nodes.is_valid
+    assert torch.equal(is_valid, theirs.nodes.is_valid)
+    for name in OF_A_NODE_BATCH:
+        one, other = (getattr(plan.nodes, name)[is_valid] for plan in (ours, theirs))
+        assert torch.equal(one, other), f"plans differ in {name}"
+    assert torch.equal(ours.log_prob[is_valid], theirs.log_prob[is_valid])
+    scratch = theirs.nodes.slot[~is_valid]
+    assert bool((scratch == plain.search.tree.capacity).all()), "places without a node have a slot"
+
+
+def same(one: BestK, other: BestK) -> None:
+    plain, fused = one.search, other.search
     for name in OF_A_SEARCH:
         assert torch.equal(getattr(plain, name), getattr(fused, name)), name
     assert torch.equal(plain.tree.count, fused.tree.count)
@@ -153,15 +158,14 @@ def same(plain: Searches, fused: Searches) -> None:
     torch.testing.assert_close(fused.pruned_bound, plain.pruned_bound, rtol=1e-12, atol=1e-10)
     for row, count in enumerate(plain.tree.count.tolist()):
         for name in (*OF_A_NODE, *OF_A_CHILD):
-            one, other = (getattr(s.tree, name)[row, :count] for s in (plain, fused))
-            assert torch.equal(one, other), f"trees differ in {name}"
-        one, other = (frontier(searches, row) for searches in (plain, fused))
-        assert one == other, "frontiers differ"
+            ours, theirs = (getattr(s.tree, name)[row, :count] for s in (plain, fused))
+            assert torch.equal(ours, theirs), f"trees differ in {name}"
+        assert frontier(plain, row) == frontier(fused, row), "frontiers differ"
 
 
-def frontier(searches: Searches, row: int) -> dict[str, Any]:
+def frontier(searches: SearchState, row: int) -> dict[str, Any]:
     """Read a frontier: its open nodes in the order of ties, and those of the next pop."""
-    nodes, width = searches.frontier.nodes, searches.room.width
+    nodes, width = searches.frontier.nodes, searches.spec.width
     is_open = nodes.is_open[row]
     facts: dict[str, Any] = {
         name: getattr(nodes, name)[row, is_open].tolist() for name in OF_THE_FRONTIER
