@@ -44,7 +44,7 @@ def main() -> None:
 def compare(lm: bestk.LanguageModel, num_tokens: int, repeats: int) -> dict[str, Any]:
     """Time beam search and best-k search with k = 10 and 5 on one prompt."""
     prompt = lm.encode(TEXT.replace("\n", " ").strip())[-num_tokens:]
-    model = lm.backend.checkpoint.model  # type: ignore[attr-defined]
+    model = lm.backend.network
     found: dict[str, bestk.SearchResult] = {}
 
     def best_k(k: int) -> None:

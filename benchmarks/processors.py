@@ -34,7 +34,7 @@ SETS: dict[str, dict[str, Any]] = {
 
 def measure(lm: bestk.LanguageModel, options: dict[str, Any]) -> tuple[float, float]:
     """Return the seconds of one search, and those of them inside `forward`."""
-    model = lm.backend.checkpoint.model  # type: ignore[attr-defined]
+    model = lm.backend.network
     spent, began = 0.0, 0.0
 
     def synchronise() -> None:

@@ -64,7 +64,7 @@ def measure(lm: bestk.LanguageModel, length: int, options: dict[str, int]) -> Co
         return logits(session, group)
 
     logits = TreeSession.logits
-    model = lm.backend.checkpoint.model  # type: ignore[attr-defined]
+    model = lm.backend.network
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
     TreeLayer.lazy_initialization = counted  # type: ignore[method-assign]
     TreeSession.logits = expand  # type: ignore[method-assign,assignment]

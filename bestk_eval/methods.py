@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestk import LanguageModel, SearchResult
-from bestk.baselines import METHODS, Method, Sampling, Scored, check_method, method_of, run_method
+from bestk.baselines import METHODS, Method, Sampling, Scored, check_method, method_of
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, unknown
 
@@ -72,28 +71,6 @@ class NamedMethod:
             check_method(self.method, self.config(max_new_tokens, beam_size, stop))
         except OptionError as error:
             raise OptionError(f"method {self.name!r}: {error}") from None
-
-    def __call__(
-        self,
-        lm: LanguageModel,
-        prompts: Sequence[Any],
-        max_new_tokens: int,
-        beam_size: int,
-        seed: int = 0,
-        stop: Sequence[str] = (),
-    ) -> list[SearchResult]:
-        """Run the method on one batch."""
-        results: list[SearchResult] = run_method(
-            lm,
-            list(prompts),
-            self.method,
-            self.config(max_new_tokens, beam_size, stop),
-            seed=seed,
-            num_draws=self.num_draws,
-            batch_size=len(prompts),
-            keep_tree=False,
-        )
-        return results
 
 
 def parse(name: str) -> NamedMethod:

@@ -76,6 +76,17 @@ class ExampleBatch:
         """Name the lines that the batch writes."""
         return [(example.id, self.method.name) for example in self.examples]
 
+    def options(self, settings: Settings) -> dict[str, Any]:
+        """Return what `run_method` is told besides the prompts."""
+        return {
+            "method": self.method.method,
+            "config": self.method.config(self.max_new_tokens, settings.beam_size, settings.stop),
+            "seed": settings.seed,
+            "num_draws": self.method.num_draws,
+            "batch_size": len(self.examples),
+            "keep_tree": False,
+        }
+
 
 def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Progress]:
     """Run what is left of an evaluation; yields after every batch, first for what was done before.
@@ -104,9 +115,11 @@ def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Pr
             ]
             if number == 0:
                 _warm_up(lm, prompts[0])
+            started = time.perf_counter()
             # How many searches complete nothing is a number of the report, not a notice for each.
             with quiet():
-                _run(lm, batch, prompts, settings, store)
+                results = run_method(lm, prompts, **batch.options(settings))
+            store.append(*_lines(batch, results, time.perf_counter() - started))
             done += len(batch.keys)
             yield Progress(done=done, total=total, method=batch.method.name)
     finally:
@@ -142,23 +155,15 @@ def _warm_up(lm: LanguageModel, prompt: Prompt) -> None:
     run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
 
 
-def _run(
-    lm: LanguageModel, batch: ExampleBatch, prompts: list[Prompt], settings: Settings, store: Store
-) -> None:
-    started = time.perf_counter()
-    results = batch.method(
-        lm,
-        prompts,
-        batch.max_new_tokens,
-        settings.beam_size,
-        seed=settings.seed,
-        stop=settings.stop,
-    )
-    seconds = (time.perf_counter() - started) / len(prompts)
-    pairs = list(zip(batch.keys, results, strict=True))
-    store.append(
+def _lines(
+    batch: ExampleBatch, results: Sequence[SearchResult], seconds: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Word what is kept of a batch: its results, and the seconds of each."""
+    each = round(seconds / len(results), 6)
+    pairs = zip(batch.keys, results, strict=True)
+    return (
         [_record(key, result) for key, result in pairs],
-        [{"example": key[0], "method": key[1], "seconds": round(seconds, 6)} for key, _ in pairs],
+        [{"example": key[0], "method": key[1], "seconds": each} for key in batch.keys],
     )
 
 
@@ -216,7 +221,7 @@ def _arithmetic(lm: LanguageModel) -> dict[str, Any]:
     return {
         "dtype": facts["dtype"],
         "device": facts["device"],
-        "source_language": getattr(lm, "src_lang", None),
+        "source_language": lm.src_lang,
         "decoder_prompt": facts.get("decoder_prompt", []),
     }
 

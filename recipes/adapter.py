@@ -105,7 +105,7 @@ def _model(device: str) -> tuple[Any, Any]:
     dtype = "float32" if device == "cpu" else "bfloat16"
     lm: Any = bestk.load("smollm2", dtype=dtype, device=device)
     tokenizer = end_prompts(lm.tokenizer, END)
-    return tokenizer, get_peft_model(lm.backend.checkpoint.model, lora("CAUSAL_LM"))
+    return tokenizer, get_peft_model(lm.backend.network, lora("CAUSAL_LM"))
 
 
 def _encoded(tokenizer: Any, pairs: Sequence[Pair], max_tokens: int) -> list[Encoded]:

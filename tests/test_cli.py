@@ -21,6 +21,7 @@ from rich.console import Console
 
 import bestk
 from bestk import settings
+from bestk.backends.base import Capabilities
 from bestk.backends.toy import ToyBackend
 from bestk.cli import app, options
 from bestk.config import SearchConfig
@@ -323,7 +324,7 @@ def test_unknown_model_and_dtype(cli: Any) -> None:
 
 
 def test_prompt_too_long_and_no_tokenizer(cli: Any, lm: Any) -> None:
-    lm.backend.max_length = 4
+    lm.backend.capabilities = Capabilities(max_length=4)
     code, _, err = cli("generate", *SMALL, "x")
     assert (code, err.count("\n")) == (2, 1)
     assert "the prompt has 1 tokens, at most 0 fit" in err
@@ -383,7 +384,7 @@ def test_a_second_ctrl_c_ends_at_once(cli: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_setting_is_an_option_with_the_default_of_the_config() -> None:
-    command = typing.cast(Any, typer.main.get_command(app)).commands["generate"]
+    command = typing.cast(Any, typer.main.get_command(app())).commands["generate"]
     params = {param.name: param for param in command.params}
     told = [name for lines in settings.PANELS.values() for name in lines]
     assert len(set(told)) == len(told), "a setting stands in two panels"
@@ -402,8 +403,8 @@ def config_of(*arguments: str) -> SearchConfig:
     seen: list[SearchConfig] = []
     one = typer.Typer()
 
-    def command(config: SearchConfig) -> None:
-        seen.append(config)
+    def command(**settings: Any) -> None:
+        seen.append(options.config_of(settings))
 
     one.command()(options.search_options(command))
     one(list(arguments), standalone_mode=False)

@@ -50,7 +50,7 @@ def test_beam_search_runs_its_full_length(
     benchmark: Any, smollm2: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "BEAM_SIZE", 2)
-    model = smollm2.backend.checkpoint.model  # type: ignore[attr-defined]
+    model = smollm2.backend.network
     prompt = smollm2.encode("Say yes.")
     with benchmark.forward_timer(model) as inside:
         benchmark.beam_search(model, prompt)

@@ -607,7 +607,7 @@ def test_neutral_defaults_say_nothing(model: Any, caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.model
 def test_smollm2_with_stop_strings(smollm2: bestk.LanguageModel) -> None:
-    tokenizer, model = smollm2.tokenizer, smollm2.backend.checkpoint.model
+    tokenizer, model = smollm2.tokenizer, smollm2.backend.network
     inputs = tokenizer("The capital of France is", return_tensors="pt")
     output = model.generate(
         **inputs,

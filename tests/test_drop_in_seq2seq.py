@@ -315,7 +315,7 @@ def test_search_sees_detected_languages(session: str, monkeypatch: pytest.Monkey
     lm = bestk.from_transformers(model)
     if session == "prefixes":
         monkeypatch.setattr(type(lm.backend), "obstacle", lambda *_: "since it is asked to")
-    detected = [tuple(lm.backend.checkpoint.encode([sound]).prompts[0]) for sound in sounds]
+    detected = [tuple(lm.backend.model.encode([sound]).prompts[0]) for sound in sounds]
     bestk.search(lm, bestk.Features(sounds[0]), k=2, max_new_tokens=3)  # the probe's calls
     seen: set[tuple[int, ...]] = set()
 

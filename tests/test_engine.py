@@ -1,4 +1,4 @@
-"""The engine: searches that share a model give what they would alone, and none waits for ever."""
+"""The server's loop: searches that share a model end as alone, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from bestk.server.engine import Engine
-from bestk.server.jobs import BusyError, Job, Order, StoppingError
 from serving import Slow, facts, letters_lm, until
 
 import bestk
-from bestk.core.best_k import Searches
+from bestk.core.state import SearchState
 from bestk.errors import ModelError, OptionError, OutOfMemoryError, PromptError
+from bestk.server.handle import BusyError, Handle, SearchCall, StoppingError
 from bestk.server.limits import Limits
+from bestk.server.loop import SearchLoop
 
 SHORT: dict[str, Any] = {"max_new_tokens": 5, "beam_size": 3, "k": 2}
 
 
 @contextlib.contextmanager
-def engine(**limits: Any) -> Iterator[Engine]:
-    made = Engine(Limits(**limits))
+def loop(**limits: Any) -> Iterator[SearchLoop]:
+    made = SearchLoop(Limits(**limits))
     made.start()
     try:
         yield made
@@ -33,13 +33,14 @@ def engine(**limits: Any) -> Iterator[Engine]:
         assert made.join(30)
 
 
-def job(lm: bestk.LanguageModel, prompt: Any = "ab", **options: Any) -> Job:
+def job(lm: bestk.LanguageModel, prompt: Any = "ab", **options: Any) -> Handle:
     fields = ("method", "seed", "is_followed", "with_graph", "max_seconds")
-    order = {name: options.pop(name) for name in fields if name in options}
-    return Job(Order(lm=lm, prompt=prompt, config=bestk.SearchConfig(**SHORT | options), **order))
+    call = {name: options.pop(name) for name in fields if name in options}
+    config = bestk.SearchConfig(**SHORT | options)
+    return Handle(SearchCall(lm=lm, prompt=prompt, config=config, **call))
 
 
-def done(*jobs: Job) -> list[bestk.SearchResult]:
+def done(*jobs: Handle) -> list[bestk.SearchResult]:
     for one in jobs:
         until(lambda one=one: one.is_over)
         if one.error is not None:
@@ -68,7 +69,7 @@ def test_results_are_those_of_a_direct_search() -> None:
         {"temperature": 1.5},
         {"must_include": "a", "max_new_tokens": 8},
     ]
-    with engine(searches=6) as running:
+    with loop(searches=6) as running:
         asked = [(prompt, options) for prompt in ("ab", "hello", "xyz") for options in others]
         jobs = [job(lm, prompt, **options) for prompt, options in asked]
         for one in jobs:
@@ -82,7 +83,7 @@ def test_results_are_those_of_a_direct_search() -> None:
 @pytest.mark.parametrize("method", ["BS", "Ncls0.8", "BKS_last", "bks_mean", "BFS"])
 def test_methods_by_name(method: str) -> None:
     lm = letters_lm()
-    with engine() as running:
+    with loop() as running:
         one = job(lm, "hello", method=method, seed=3, max_seconds=60)
         running.submit(one)
         (result,) = done(one)
@@ -93,7 +94,7 @@ def test_methods_by_name(method: str) -> None:
 def test_equal_settings_share_model_calls() -> None:
     lm = letters_lm()
     gate = Gate(lm)
-    with engine(searches=8) as running:
+    with loop(searches=8) as running:
         first = job(lm, "a")
         running.submit(first)
         until(lambda: lm.backend.num_steps == 1)  # held in its first step
@@ -109,7 +110,7 @@ def test_equal_settings_share_model_calls() -> None:
 def test_different_settings_take_turns() -> None:
     lm = letters_lm()
     gate = Gate(lm)
-    with engine() as running:
+    with loop() as running:
         long, short = job(lm, budget=100, max_new_tokens=40, k=1), job(lm, budget=5)
         running.submit(long)
         until(lambda: lm.backend.num_steps == 1)
@@ -121,10 +122,10 @@ def test_different_settings_take_turns() -> None:
     assert spent < 50, "the short search waited for the long one"
 
 
-def test_a_dropped_search_leaves_its_lane_to_the_next() -> None:
+def test_a_dropped_search_leaves_its_row_to_the_next() -> None:
     lm = letters_lm()
     lm.backend.before_step = lambda: time.sleep(0.01)
-    with engine(searches=1) as running:
+    with loop(searches=1) as running:
         endless = job(lm, budget=2000, max_new_tokens=400, k=1)
         waiting = job(lm, "next")
         running.submit(endless)
@@ -142,7 +143,7 @@ def test_a_dropped_search_leaves_its_lane_to_the_next() -> None:
 def test_another_method_ends_when_its_client_leaves(method: str) -> None:
     lm = letters_lm()
     lm.backend.before_step = lambda: time.sleep(0.01)
-    with engine(searches=1) as running:
+    with loop(searches=1) as running:
         endless = job(lm, method=method, max_new_tokens=300, min_new_tokens=299)
         running.submit(endless)
         until(lambda: lm.backend.num_steps > 2)
@@ -153,10 +154,10 @@ def test_another_method_ends_when_its_client_leaves(method: str) -> None:
         assert lm.backend.num_steps < 100
 
 
-def test_another_method_ends_when_the_engine_must() -> None:
+def test_another_method_ends_when_the_loop_must() -> None:
     lm = letters_lm()
     lm.backend.before_step = lambda: time.sleep(0.01)
-    with engine() as running:
+    with loop() as running:
         running.submit(one := job(lm, method="BS", max_new_tokens=300, min_new_tokens=299))
         until(lambda: lm.backend.num_steps > 2)
         running.drain(0)
@@ -168,7 +169,7 @@ def test_another_method_ends_when_the_engine_must() -> None:
 def test_one_who_waits_can_leave() -> None:
     lm = letters_lm()
     gate = Gate(lm)
-    with engine(searches=1) as running:
+    with loop(searches=1) as running:
         first, second, third = (job(lm, prompt) for prompt in "abc")
         for one in (first, second, third):
             running.submit(one)
@@ -182,7 +183,7 @@ def test_one_who_waits_can_leave() -> None:
 def test_the_queue_is_bounded() -> None:
     lm = letters_lm()
     gate = Gate(lm)
-    with engine(searches=1, queue=2) as running:
+    with loop(searches=1, queue=2) as running:
         running.submit(running_one := job(lm))
         until(lambda: running.num_running == 1)
         jobs = [job(lm), job(lm)]
@@ -198,22 +199,22 @@ def test_the_queue_is_bounded() -> None:
 def test_those_who_wait_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search with rules of its own is made when it begins; 64 that wait would be 64 trees."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
-    begin = Searches.__init__
+    begin = SearchState.__init__
 
-    def counted(self: Searches, *args: Any, **options: Any) -> None:
+    def counted(self: SearchState, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
         alive.add(self)
 
-    monkeypatch.setattr(Searches, "__init__", counted)
+    monkeypatch.setattr(SearchState, "__init__", counted)
     lm = letters_lm()
     gate = Gate(lm)
-    running = Engine(Limits(searches=1))
+    running = SearchLoop(Limits(searches=1))
     jobs = [job(lm, temperature=2.0) for _ in range(5)]
     for one in jobs:
         running.submit(one)
     running.start()
     until(lambda: lm.backend.num_steps == 1)  # the first runs, the others were looked at
-    assert all(one.is_accepted for one in jobs)
+    assert all(one.request is not None for one in jobs)
     assert len(alive) == 1
     gate.open()
     done(*jobs)
@@ -224,7 +225,7 @@ def test_those_who_wait_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_queue_searches_still_run() -> None:
     lm = letters_lm()
     gate = Gate(lm)
-    with engine(searches=2, queue=0) as running:
+    with loop(searches=2, queue=0) as running:
         jobs = [job(lm), job(lm)]
         for one in jobs:
             running.submit(one)
@@ -248,12 +249,12 @@ def test_bad_orders_are_refused_before_they_wait(
     prompt: Any, options: dict[str, Any], kind: type, message: str
 ) -> None:
     lm = letters_lm()
-    with engine(prompt_tokens=20) as running:
+    with loop(prompt_tokens=20) as running:
         one = job(lm, prompt, **options)
         running.submit(one)
         with pytest.raises(kind, match=message):
             done(one)
-        assert not one.is_accepted
+        assert one.request is None
         running.submit(good := job(lm))
         done(good)
 
@@ -261,7 +262,7 @@ def test_bad_orders_are_refused_before_they_wait(
 class TestNews:
     def test_every_text_once_in_the_order_found(self) -> None:
         lm = letters_lm()
-        with engine() as running:
+        with loop() as running:
             one = job(lm, "hello", is_followed=True, max_new_tokens=8)
             running.submit(one)
             told: list[str] = []
@@ -286,7 +287,7 @@ class TestNews:
 
     def test_none_are_put_down_while_the_reader_takes(self) -> None:
         """Else one who finds nothing and clears the place would clear away what just came."""
-        with engine() as running:
+        with loop() as running:
             one = job(letters_lm(), is_followed=True)
             with one._lock:  # as `take` holds it
                 running.submit(one)
@@ -298,7 +299,7 @@ class TestNews:
 
     def test_a_slow_reader_gets_what_it_missed_in_one(self) -> None:
         lm = letters_lm()
-        with engine() as running:
+        with loop() as running:
             one = job(lm, "hello", is_followed=True, max_new_tokens=8)
             running.submit(one)
             (result,) = done(one)
@@ -313,7 +314,7 @@ class TestTime:
     def test_the_servers_limit_ends_a_search_with_what_it_found(self) -> None:
         lm = letters_lm()
         lm.backend.before_step = lambda: time.sleep(0.01)
-        with engine() as running:
+        with loop() as running:
             one = job(lm, budget=2000, max_new_tokens=400, max_seconds=0.1)
             own = job(lm, budget=2000, max_new_tokens=400, temperature=2.0, max_seconds=0.1)
             for each in (one, own):
@@ -326,7 +327,7 @@ class TestTime:
     def test_a_clients_timeout(self) -> None:
         lm = letters_lm()
         lm.backend.before_step = lambda: time.sleep(0.01)
-        with engine() as running:
+        with loop() as running:
             one = job(lm, budget=2000, max_new_tokens=400, timeout=0.05, max_seconds=60)
             running.submit(one)
             assert done(one)[0].stop_reason == "timeout"
@@ -343,7 +344,7 @@ class TestFailure:
             return [float("nan")] * 30 if is_bad else sound(prefix)
 
         lm.backend.distribution = distribution  # type: ignore[attr-defined]
-        with engine() as running:
+        with loop() as running:
             jobs = [job(lm, prompt) for prompt in ("abc", "bad", "cde")]
             for one in jobs:
                 running.submit(one)
@@ -351,10 +352,10 @@ class TestFailure:
             with pytest.raises(ModelError, match="NaN"):
                 done(jobs[1])
 
-    def test_memory_that_runs_out_halves_the_lanes(self) -> None:
+    def test_memory_that_runs_out_halves_the_batch(self) -> None:
         lm = letters_lm()
         gate = Gate(lm)
-        with engine(searches=8) as running:
+        with loop(searches=8) as running:
             jobs = [job(lm, prompt, is_followed=True) for prompt in "abcdef"]
             running.submit(jobs[0])
             until(lambda: lm.backend.num_steps == 1)
@@ -381,29 +382,29 @@ class TestFailure:
             raise RuntimeError("out of memory")
 
         lm.backend.before_step = step
-        with engine() as running:
+        with loop() as running:
             one = job(lm)
             running.submit(one)
             with pytest.raises(OutOfMemoryError, match="lower k"):
                 done(one)
 
-    def test_a_model_that_cannot_say_its_room_fails_the_search_not_the_engine(self) -> None:
+    def test_a_model_that_cannot_say_its_room_fails_the_search_not_the_loop(self) -> None:
         lm = letters_lm()
 
-        def free_bytes() -> int:
+        def memory(*_: Any) -> int:
             raise RuntimeError("on purpose")
 
-        lm.backend.free_bytes = free_bytes  # type: ignore[attr-defined]
-        with engine() as running:
+        lm.backend.memory = memory  # type: ignore[assignment,method-assign]
+        with loop() as running:
             one = job(lm)
             running.submit(one)
             with pytest.raises(RuntimeError, match="on purpose"):
                 done(one)
-            del lm.backend.free_bytes  # type: ignore[attr-defined]
+            del lm.backend.memory
             running.submit(two := job(lm))
             done(two)
 
-    def test_a_session_that_fails_at_its_end_does_not_end_the_engine(
+    def test_a_session_that_fails_at_its_end_does_not_end_the_loop(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         lm = letters_lm()
@@ -412,14 +413,14 @@ class TestFailure:
             raise OSError("on purpose")
 
         monkeypatch.setattr(Slow, "close", close)
-        with engine() as running:
+        with loop() as running:
             for prompt in "ab":
                 running.submit(one := job(lm, prompt))
                 done(one)
 
     def test_those_who_ran_out_of_memory_together_may_all_leave(self) -> None:
         lm = letters_lm()
-        with engine() as running:
+        with loop() as running:
             jobs = [job(lm, prompt) for prompt in "ab"]
 
             def step() -> None:
@@ -438,14 +439,14 @@ class TestFailure:
             running.submit(last := job(lm))
             done(last)
 
-    def test_a_bug_in_the_model_fails_the_search_not_the_engine(self) -> None:
+    def test_a_bug_in_the_model_fails_the_search_not_the_loop(self) -> None:
         lm = letters_lm()
 
         def step() -> None:
             raise ZeroDivisionError("on purpose")
 
         lm.backend.before_step = step
-        with engine() as running:
+        with loop() as running:
             shared, own = job(lm), job(lm, temperature=2.0)
             for one in (shared, own):
                 running.submit(one)
@@ -460,7 +461,7 @@ class TestStopping:
     def test_what_runs_may_end(self) -> None:
         lm = letters_lm()
         gate = Gate(lm)
-        with engine(searches=1) as running:
+        with loop(searches=1) as running:
             jobs = [job(lm, "a"), job(lm, "b")]
             for one in jobs:
                 running.submit(one)
@@ -475,7 +476,7 @@ class TestStopping:
     def test_what_does_not_end_in_time_is_told(self) -> None:
         lm = letters_lm()
         lm.backend.before_step = lambda: time.sleep(0.01)
-        with engine(searches=1) as running:
+        with loop(searches=1) as running:
             one, waiting = (job(lm, budget=2000, max_new_tokens=400, k=1) for _ in range(2))
             running.submit(one)
             running.submit(waiting)

@@ -7,7 +7,6 @@ import multiprocessing
 import random
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from evaluation_toy import run_toy, toy_lm, toy_task
@@ -128,12 +127,15 @@ def test_runs_of_different_settings_do_not_mix(
 
 
 def test_runs_of_another_arithmetic_do_not_mix(tmp_path: Path) -> None:
+    def told(dtype: str) -> dict[str, Any]:
+        return {"dtype": dtype, "device": "cpu"}
+
     settings = Settings(task=toy_task(2), methods=("BS",), beam_size=2, max_new_tokens=2)
     lm = toy_lm()
-    for dtype in ("torch.float32", "torch.float32"):
-        lm.backend.checkpoint = SimpleNamespace(dtype=dtype)  # type: ignore[attr-defined]
+    for dtype in ("float32", "float32"):
+        lm.backend.facts = lambda dtype=dtype: told(dtype)  # type: ignore[method-assign]
         list(evaluate(lm, settings, tmp_path))
-    lm.backend.checkpoint = SimpleNamespace(dtype="torch.bfloat16")  # type: ignore[attr-defined]
+    lm.backend.facts = lambda: told("bfloat16")  # type: ignore[method-assign]
     with pytest.raises(OptionError, match="dtype=float32, now it is bfloat16"):
         list(evaluate(lm, settings, tmp_path))
 
@@ -151,9 +153,14 @@ def test_the_model_is_tried_out_before_a_method_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    run = runner._run
+    run = runner.run_method
     monkeypatch.setattr(runner, "_warm_up", lambda lm, prompt: calls.append("warm up"))
-    monkeypatch.setattr(runner, "_run", lambda *given: (calls.append("run"), run(*given)))
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append("run")
+        return run(*given, **named)
+
+    monkeypatch.setattr(runner, "run_method", counted)
     run_toy(tmp_path, methods=("BS", "BKS_mean"), task=toy_task(2))
     assert calls == ["warm up", "run", "run"]
     run_toy(tmp_path, methods=("BS", "BKS_mean"), task=toy_task(2))

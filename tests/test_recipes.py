@@ -196,7 +196,7 @@ def test_a_model_that_judges_sentences(
 def _log_prob(lm: Any, target: list[int]) -> float:
     prompt = lm.encode("dog park")
     with torch.no_grad():
-        logits = lm.backend.checkpoint.model(torch.tensor([prompt + target])).logits[0]
+        logits = lm.backend.network(torch.tensor([prompt + target])).logits[0]
     log_probs = logits.log_softmax(dim=-1)[len(prompt) - 1 : -1]
     return float(log_probs.gather(1, torch.tensor(target)[:, None]).sum())
 

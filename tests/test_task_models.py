@@ -68,10 +68,10 @@ def test_an_adapter_is_added_to_its_base(adapter: Path) -> None:
     lm: Any = bestk.load(adapter)
     ids = torch.tensor([[5, 6, 7]])
     base: Any = bestk.load(adapter / "base")
-    expected = peft.PeftModel.from_pretrained(base.backend.checkpoint.model, str(adapter))
+    expected = peft.PeftModel.from_pretrained(base.backend.network, str(adapter))
     with torch.no_grad():
         plain = tiny.fresh("llama")(ids).logits
-        given, wanted = lm.backend.checkpoint.model(ids).logits, expected(ids).logits
+        given, wanted = lm.backend.network(ids).logits, expected(ids).logits
     assert torch.allclose(given, wanted, atol=1e-4)
     assert not torch.allclose(given, plain, atol=1e-2), "the adapter changed nothing"
 

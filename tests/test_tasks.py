@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from evaluation_toy import toy_lm
 
+from bestk.backends.base import Capabilities
 from bestk.errors import MissingDataError, MissingExtraError, OptionError, SchemaError
 from bestk_eval.examples import Example, Pool
 from bestk_eval.tasks import TASKS, Task, task_of
@@ -149,7 +150,7 @@ def test_room_is_one_and_a_half_times_the_source() -> None:
 
 def test_a_long_document_is_cut_to_fit() -> None:
     lm = toy_lm()
-    lm.backend.max_length = 16  # type: ignore[misc]
+    lm.backend.capabilities = Capabilities(max_length=16)
     text = " ".join(f"w{i}" for i in range(100))
     example = Example(id="1", input=text, references=("x",), fields={"document": text})
     prompt = TASKS["xsum"].prompt_that_fits(example, "plain", lm, 6)

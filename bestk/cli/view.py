@@ -62,6 +62,8 @@ class SearchView:
     def update(self, update: Update) -> None:
         """Show a step; leave where Ctrl-C was pressed."""
         self.outcomes.note(update)
+        if self.outcomes.broken:
+            self.outcomes.results()  # raises
         if update.row is not None:
             self._show(update.row)
         if self.pressed.is_set() and update.result is None:

@@ -48,6 +48,8 @@ class LanguageModel:
     stands in for the tokenizer's own.
     """
 
+    src_lang: str | None = None  # of models that translate
+
     def __init__(
         self,
         backend: Backend,

@@ -57,7 +57,7 @@ def eval(
     from bestk.cli import terminal
     from bestk_eval.methods import ablations
     from bestk_eval.methods import split as names_of
-    from bestk_eval.progress import follow
+    from bestk_eval.progress import EvalView
     from bestk_eval.runner import Settings, evaluate
 
     settings = Settings(
@@ -76,5 +76,7 @@ def eval(
     lm = terminal.load(
         model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
     )
-    follow(evaluate(lm, settings, output), terminal.stderr())
+    with EvalView(terminal.stderr()) as view:
+        for progress in evaluate(lm, settings, output):
+            view.update(progress)
     typer.echo(f"bestk report {output}", err=True)

@@ -24,6 +24,7 @@ class Without(bestk.Constraint):
         texts = lm.token_texts(range(size))
         marks = [letter in texts[token].lower() for token in range(size)]
         self.is_barred = torch.tensor(marks, device=lm.backend.device)
+        self.is_barred[list(lm.backend.eos_ids)] = False  # the end shows as a name, and is no text
 
     def restrict(self, context: NodeContext, log_probs: Tensor) -> Tensor:
         """Forbid the tokens with the letter, at every node."""
