@@ -16,7 +16,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from jaxtyping import install_import_hook
 
 # Only where tensors flow: user-facing modules check their own values, and say so better.
-TENSOR_MODULES = [f"core.{name}" for name in ("best_k", "frontier", "tree", "ledger", "scoring")]
+CORE = ("best_k", "frontier", "ledger", "policy", "state", "tree")
+TENSOR_MODULES = [f"core.{name}" for name in CORE]
 TENSOR_MODULES += [f"backends.{name}" for name in ("base", "prefix", "toy", "transformers")]
 TENSOR_MODULES += ["baselines", "processors.base", "processors.builtin"]
 install_import_hook([f"bestk.{name}" for name in TENSOR_MODULES], "beartype.beartype")

@@ -28,7 +28,7 @@ from bestk_eval.benchmark.instruments import (
 from bestk_eval.benchmark.prompts import make_prompts
 from bestk_eval.benchmark.runner import beam_search
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(bestk.__file__).parent.parent
 SMALL = BenchSettings(ks=(2, 4), beam_size=3, max_new_tokens=6, batch=2, prompt_tokens=8, repeats=1)
 BUDGET = 3 * 6 * 2
 

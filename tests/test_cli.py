@@ -27,7 +27,7 @@ from bestk.cli import app, options
 from bestk.config import SearchConfig
 from bestk.viz.terminal import tree_view
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(bestk.__file__).parent.parent
 WORDS = ["<end>", " red", " blue", " and", " sky"]
 ROWS = {
     (): [0.0, 0.6, 0.4, 0.0, 0.0],

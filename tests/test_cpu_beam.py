@@ -12,7 +12,7 @@ import pytest
 
 import bestk
 
-PATH = Path(__file__).parent.parent / "benchmarks" / "cpu_beam.py"
+PATH = Path(bestk.__file__).parent.parent / "benchmarks" / "cpu_beam.py"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from bestk.errors import OptionError
 from bestk.rerank.select import select
 
 VOCAB, EOS, PAD = 24, 0, 1
-ROOT = Path(__file__).parent.parent
+ROOT = Path(bestk.__file__).parent.parent
 SEARCH: dict[str, Any] = {"k": 3, "beam_size": 10, "min_prob": 0.02, "num_texts": 6}
 PADDED = torch.tensor([[PAD, PAD, 3, 4, 5], [7, 8, 9, 2, 6], [PAD, PAD, PAD, PAD, 12]])
 MASK = (PADDED != PAD).long()

@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evaluation_toy import run_toy, toy_lm, toy_task

@@ -9,7 +9,7 @@ import pytest
 
 import bestk
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(bestk.__file__).parent.parent / "examples").glob("*.py"))
 
 
 @pytest.mark.model

@@ -208,7 +208,7 @@ def test_prompts_of_every_kind_become_text() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    page = Path(__file__).parents[1] / "docs" / "graph-schema.md"
+    page = Path(bestk.__file__).parent.parent / "docs" / "graph-schema.md"
     written = page.read_text(encoding="utf-8")
     known = schema()
     fields = {*known["properties"], *known["properties"]["mass"]["properties"]}

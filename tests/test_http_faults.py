@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_servers
 import pytest
 from conftest import random_toy
 from fake_servers import Fake, WordList, serving, vllm
@@ -185,7 +186,7 @@ uvicorn.run(app, host="127.0.0.1", port={port}, log_level="error", ws="none", li
 
 def test_a_process_killed_and_started_again_changes_nothing(undisturbed: list[Any]) -> None:
     port = free_port()
-    code = _PROCESS.format(tests=str(Path(__file__).parent), port=port)
+    code = _PROCESS.format(tests=str(Path(fake_servers.__file__).parent), port=port)
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", code])

@@ -1,4 +1,4 @@
-"""Searches that come and go in lanes that stay open end as they would alone."""
+"""Searches that come and go as on a server: each ends as alone, in batches that fit."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 import tiny
 import tiny_seq2seq
 import torch
-from bestk.engine.lanes import Lanes, moved_searches
-from bestk.engine.many import stop_rules
-from bestk.engine.open_lanes import OpenLanes
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batching import assert_same, facts
 
 import bestk
+from bestk.backends.base import Capabilities
 from bestk.backends.toy import ToySession
-from bestk.core.best_k import Searches
-from bestk.result import collect
+from bestk.core.best_k import BestK
+from bestk.core.policy import Shape
+from bestk.engine.request import requests_of
+from bestk.engine.scheduler import Scheduler
 
 OPTIONS: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 5, "k": 3}
 
@@ -29,39 +29,26 @@ def drive(
     lm: bestk.LanguageModel, prompts: list[Any], most: int, seed: int, **options: Any
 ) -> tuple[dict[int, bestk.SearchResult], set[int], list[int]]:
     """Let searches come at random steps, drop some, and return what the others found."""
-    config = bestk.SearchConfig(**OPTIONS | options)
     source = random.Random(seed)
-    lanes = OpenLanes(lm.backend, config, most, stop_rules(lm, config))
-    waiting, results, sizes = list(range(len(prompts))), {}, []
-    gone: set[str] = set()
+    waiting = requests_of(lm, prompts, bestk.SearchConfig(**OPTIONS | options))
+    scheduler = Scheduler(most, serves=True)
+    results: dict[int, bestk.SearchResult] = {}
     dropped: set[int] = set()
-    while waiting or lanes.rows:
-        come: dict[str, Any] = {}
-        wanted = source.randrange(4)
-        while waiting and len(come) < wanted and lanes.fits(prompts[waiting[0]], len(come)):
-            number = waiting.pop(0)
-            come[str(number)] = prompts[number]
-        left = sorted(lanes.rows.keys() - gone)
-        if left and source.random() < 0.15:
-            victim = source.choice(left)
-            gone.add(victim)
-            dropped.add(int(victim))
-        lanes.change(gone, come)
-        gone = set()
-        if not lanes.rows:
-            continue
-        sizes.append(lanes.searches.batch)
-        lanes.advance()
-        ended = lanes.ended()
-        found = collect(
-            lanes.searches,
-            prompts={lanes.rows[key]: prompts[int(key)] for key in ended},
-            decode=lambda sequences: lm.decode(sequences, config.stop),
-            model=lm.name,
-            seconds=0,
-        )
-        results |= {int(key): result for key, result in zip(ended, found, strict=True)}
-        gone = set(ended)
+    sizes = []
+    while waiting or scheduler.has_work:
+        for _ in range(source.randrange(4)):
+            if waiting:
+                scheduler.add(waiting.pop(0))
+        running = [row.request for batch in scheduler.batches for row in batch.rows.values()]
+        if running and source.random() < 0.15:
+            victim = source.choice(running)
+            scheduler.cancel(victim)
+            dropped.add(victim.number)
+        for update in scheduler.step():
+            assert update.error is None
+            if update.result is not None:
+                results[update.request.number] = update.result
+        sizes += [batch.num_rows for batch in scheduler.batches]
     return results, dropped, sizes
 
 
@@ -77,10 +64,10 @@ def test_toy_searches_end_as_alone(seed: int, most: int) -> None:
     prompts = prompts_of(8, 8)
     results, dropped, sizes = drive(lm, prompts, most, seed, max_frontier=9)
     assert results.keys() | dropped == set(range(8))
+    assert not results.keys() & dropped
     assert max(sizes) <= most
     for number, result in results.items():
-        alone = bestk.search(lm, prompts[number], **OPTIONS, max_frontier=9)
-        assert facts(result) | {"token_texts": 0} == facts(alone) | {"token_texts": 0}
+        assert facts(result) == facts(bestk.search(lm, prompts[number], **OPTIONS, max_frontier=9))
 
 
 @pytest.mark.parametrize("family", ["llama", "bloom"])
@@ -106,65 +93,62 @@ def test_encoder_decoders_end_as_alone(family: str, monkeypatch: pytest.MonkeyPa
         assert_same(result, bestk.search(lm, prompts[number], **OPTIONS))
 
 
-@pytest.mark.parametrize("hidden", ["moved", "refill"])
-def test_sessions_that_can_do_less(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under a CUDA graph, where lanes cannot move; and where each can be filled but once."""
-    monkeypatch.delattr(ToySession, "moved")
-    if hidden == "refill":
-        monkeypatch.delattr(ToySession, "refill")
+def test_sessions_that_cannot_be_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a CUDA graph, where rows cannot move."""
+    monkeypatch.setattr(ToySession, "capabilities", Capabilities(resize=False))
+    monkeypatch.setattr(ToySession, "resize", None)
     lm = bestk.LanguageModel(random_toy(7, vocab_size=8))
     prompts = prompts_of(8, 12)
-    results, dropped, sizes = drive(lm, prompts, 3, seed=8)
+    results, dropped, _ = drive(lm, prompts, 3, seed=8)
     assert results.keys() | dropped == set(range(12))
-    if hidden == "moved":
-        assert set(sizes) == {3}, "a fixed number of lanes"
     for number, result in results.items():
-        assert (
-            facts(result)["hypotheses"]
-            == facts(bestk.search(lm, prompts[number], **OPTIONS))["hypotheses"]
-        )
+        assert facts(result) == facts(bestk.search(lm, prompts[number], **OPTIONS))
 
 
-def test_no_lane_idles_and_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_row_idles_and_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[tuple[int, ...]] = []
-    refill = ToySession.refill
+    prefill = ToySession.prefill
 
-    def watched(self: ToySession, group: Any, prompts: Any) -> Any:
+    def watched(self: ToySession, nodes: Any, prompts: Any, *, whole: bool) -> Any:
         reads.extend(tuple(prompt) for prompt in prompts.values())
-        return refill(self, group, prompts)
+        return prefill(self, nodes, prompts, whole=whole)
 
-    monkeypatch.setattr(ToySession, "refill", watched)
+    monkeypatch.setattr(ToySession, "prefill", watched)
     lm = bestk.LanguageModel(random_toy(11, vocab_size=8))
-    lanes = OpenLanes(lm.backend, bestk.SearchConfig(**OPTIONS), 8)
-    lanes.change((), {"a": [1], "b": [2, 3]})
-    lanes.advance()
-    lanes.change((), {"c": [4, 5, 6]})
-    assert lanes.searches.batch == 3
-    lanes.change({"a", "c"}, {})
-    assert lanes.searches.batch == 1
-    assert lanes.rows == {"b": 0}
+    config = bestk.SearchConfig(**OPTIONS)
+    one, two, three = requests_of(lm, [[1], [2, 3], [4, 5, 6]], config)
+    scheduler = Scheduler(8, serves=True)
+    for request in (one, two):
+        scheduler.add(request)
+    scheduler.step()
+    scheduler.step()
+    scheduler.add(three)
+    scheduler.step()
+    (batch,) = scheduler.batches
+    assert batch.num_rows == 3
+    scheduler.cancel(one)
+    scheduler.cancel(three)
+    scheduler.step()
+    assert batch.num_rows == 1
+    assert [row.request for row in batch.rows.values()] == [two]
     assert reads == [(1,), (2, 3), (4, 5, 6)]
-    lanes.change({"b"}, {})
-    assert lanes.lanes is None, "nobody searches: nothing is held"
+    scheduler.cancel(two)
+    scheduler.step()
+    assert not scheduler.batches, "nobody searches: nothing is held"
 
 
 def test_every_tensor_with_a_row_per_search_moves() -> None:
     """A column that somebody adds and forgets in `columns` would be left behind."""
-    config = bestk.SearchConfig(**OPTIONS)
-    backend = random_toy(11, vocab_size=8)
-    batch = 37  # no other size in a search
-    searches = Searches(config, batch=batch, vocab_size=8, eos_ids=(0,), device=torch.device("cpu"))
-    known = {tensor.data_ptr() for tensor in searches.columns()}
-    holders = [searches, searches.tree, searches.frontier, searches.frontier.nodes]
-    holders.append(searches.ledger)
-    for holder in holders:
+    cpu, size = torch.device("cpu"), 37  # no other size in a search
+    shape = Shape(batch=size, vocab_size=8, stop_ids=(0,), device=cpu)
+    policy = BestK(bestk.SearchConfig(**OPTIONS), shape)
+    search = policy.search
+    known = {tensor.data_ptr() for tensor in policy.columns()}
+    for holder in (search, search.tree, search.frontier, search.frontier.nodes, search.ledger):
         for name, value in vars(holder).items():
-            if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == batch:
-                if name == "all_rows":
-                    continue  # numbers of rows, not of searches
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == size:
                 base = value if value._base is None else value._base
                 assert base.data_ptr() in known, f"{type(holder).__name__}.{name} does not move"
-    lanes = Lanes(backend, config, [[1], [2]], 1)
-    lanes.fill({0: [1], 1: [2]})
-    moved = moved_searches(lanes.searches, [1], 3)
-    assert moved.is_active.tolist() == [True, False, False]
+    policy.begin(torch.tensor([1]))
+    policy.resized([1], 3)
+    assert policy.resized([1], 3).is_active.tolist() == [True, False, False]

@@ -16,6 +16,7 @@ import pytest
 from evaluation_toy import run_toy, toy_task
 from wordnet import has_wordnet
 
+import bestk
 from bestk.errors import OptionError
 from bestk.rerank import ByFunction
 from bestk_eval.board import Scorer
@@ -259,7 +260,7 @@ def test_a_real_miniature(smollm2: Any, tmp_path: Path) -> None:
     from bestk_eval.tasks.catalog import concepts
     from bestk_eval.tasks.reading import read_jsonl
 
-    data = Path(__file__).parent / "data" / "concepts.jsonl"
+    data = Path(bestk.__file__).parent.parent / "tests" / "data" / "concepts.jsonl"
     task = replace(
         TASKS["commongen"],
         name="concepts",

@@ -10,7 +10,7 @@ import pytest
 
 import bestk
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(bestk.__file__).parent.parent
 
 
 def test_every_package_is_pinned() -> None:

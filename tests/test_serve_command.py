@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import serving
 from serving import letters_lm
 
 from bestk.errors import OptionError
@@ -123,7 +124,7 @@ def test_models_have_names_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_and_what_runs_is_told(number: int) -> None:
-    code = SERVE.format(tests=str(Path(__file__).parent), grace=0.3)
+    code = SERVE.format(tests=str(Path(serving.__file__).parent), grace=0.3)
     piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with (
         subprocess.Popen([sys.executable, "-c", code], **piped) as process,

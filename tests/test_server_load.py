@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 from serving import letters_lm, served, until
 
+import bestk
 from bestk.server.limits import Limits
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "server_load.py"
+SCRIPT = Path(bestk.__file__).parent.parent / "benchmarks" / "server_load.py"
 
 
 def load_script() -> Any:

@@ -16,7 +16,7 @@ import bestk
 from bestk.core.methods import POLICIES
 from bestk.lm.registry import OPENERS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(bestk.__file__).parent.parent
 FOLDER = ROOT / "examples" / "extending"
 NAMES = ("own_policy", "own_constraint", "own_backend")
 
