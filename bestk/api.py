@@ -264,13 +264,19 @@ class Run:
             for request in self.requests:
                 self.scheduler.add(request)
             while self.scheduler.has_work:
-                for update in self.scheduler.step():
+                updates = self.scheduler.step()
+                for update in updates:  # first: `results` are those of the whole step
                     self.outcomes.note(update)
+                for update in updates:
                     if update.row is not None:
                         self._rows[update.request] = update.row
-                    yield update
+                        yield update
         finally:
             self.outcomes.close()
+
+    def close(self) -> None:
+        """End the searches where they are; what they found stays."""
+        self.outcomes.close()
 
     def fresh(self) -> list[list[Hypothesis]]:
         """Return, for every prompt, the texts completed since the last call."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.baselines import METHODS, Method, Sampling, Scored, check_method, method_of
+from bestk.baselines import METHODS, AnyMethod, Sampling, Scored, check_method, method_of
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, unknown
 
@@ -48,7 +48,7 @@ class NamedMethod:
     """A method with the settings that its name changes."""
 
     name: str  # settings in the order of the alphabet, so that equal methods have equal names
-    method: Method
+    method: AnyMethod
     options: tuple[tuple[str, Any], ...] = ()
     num_draws: int | None = None
 
@@ -136,7 +136,7 @@ def groups() -> dict[str, list[str]]:
     return {"paper": [*METHODS, *draws], "ours": list(OURS), **ABLATIONS}
 
 
-def _method(base: str) -> tuple[Method, str]:
+def _method(base: str) -> tuple[AnyMethod, str]:
     if base.lower() == "bks":
         return Scored(), "BKS"
     for name, method in METHODS.items():
@@ -159,7 +159,7 @@ def _setting(part: str, name: str) -> tuple[str, Any]:
     return key, value
 
 
-def _check(name: str, method: Method, options: dict[str, Any], num_draws: Any) -> None:
+def _check(name: str, method: AnyMethod, options: dict[str, Any], num_draws: Any) -> None:
     if num_draws is not None and not isinstance(method, Sampling):
         raise OptionError(f"method {name!r}: num_draws is for samplers, such as Ncls0.8")
     if "max_new_tokens" in options:

@@ -109,7 +109,7 @@ def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Pr
         done = sum(len(batch.keys) for batch in plan[:start])
         yield Progress(done=done, total=total, method="")
         for number, batch in enumerate(plan[start:]):
-            prompts = [
+            prompts: list[Any] = [
                 task.prompt_that_fits(example, style, lm, batch.max_new_tokens)
                 for example in batch.examples
             ]

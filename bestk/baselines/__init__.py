@@ -9,6 +9,7 @@ from bestk.baselines.beam import Beam
 from bestk.baselines.filters import Nucleus, Typical
 from bestk.baselines.methods import (
     METHODS,
+    AnyMethod,
     BestFirst,
     Scored,
     check_method,
@@ -20,6 +21,7 @@ from bestk.core.methods import Method
 
 __all__ = [
     "METHODS",
+    "AnyMethod",
     "Beam",
     "BestFirst",
     "Method",

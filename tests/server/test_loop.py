@@ -130,7 +130,7 @@ def test_a_dropped_search_leaves_its_row_to_the_next() -> None:
         waiting = job(lm, "next")
         running.submit(endless)
         running.submit(waiting)
-        until(lambda: endless.expanded > 2)
+        until(lambda: lm.backend.num_steps > 2)
         assert running.position(waiting) == 0
         running.cancel(endless)
         done(waiting)
@@ -480,7 +480,7 @@ class TestStopping:
             one, waiting = (job(lm, budget=2000, max_new_tokens=400, k=1) for _ in range(2))
             running.submit(one)
             running.submit(waiting)
-            until(lambda: one.expanded > 2)
+            until(lambda: lm.backend.num_steps > 2)
             running.drain(0.05)
             for each in (one, waiting):
                 with pytest.raises(StoppingError, match="of 2000 expansions were done"):

@@ -1,8 +1,8 @@
 """What searches gave when the code was last known to be right: every journey, setting and family.
 
-    python tests/support/goldens.py --record      # writes tests/goldens.json anew
-    python tests/support/goldens.py --exact       # compares with it to the last bit, on the same machine
-    python tests/support/goldens.py --dump out    # keeps what was hashed, to be compared by eye
+    python tests/support/goldens.py --record  # writes goldens.json anew
+    python tests/support/goldens.py --exact   # compares with it to the last bit, on one machine
+    python tests/support/goldens.py --dump out  # keeps what was hashed, to be compared by eye
 
 A case is hashed twice: `exact` is everything, `discrete` leaves real numbers out, whose last bits
 differ between processors; their sum stands beside it. Only public names are used, so that the

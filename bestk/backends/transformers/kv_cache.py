@@ -123,7 +123,7 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 held[:, :, :length].index_copy_(0, rows.to(self.device), new)
 
 
-class TreeLayer(StaticLayer):
+class TreeLayer(StaticLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one attention layer."""
 
     def update(

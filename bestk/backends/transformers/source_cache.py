@@ -25,7 +25,7 @@ class SourcePlaces:
     size: int = 0
 
 
-class SourceLayer(StaticLayer):
+class SourceLayer(StaticLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one cross-attention layer."""
 
     def __init__(self, layout: CacheLayout, places: SourcePlaces) -> None:
