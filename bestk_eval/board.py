@@ -18,19 +18,16 @@ from bestk_eval.metrics.base import Column, CorpusMetric, Metric, SetMetric, Tex
 from bestk_eval.metrics.registry import MetricSet
 from bestk_eval.statistics import (
     NUM_SAMPLES,
+    SEED,
     Comparison,
     Estimate,
     Numbers,
-    Resample,
+    Values,
     compare,
-    compare_corpus,
     estimate,
-    estimate_corpus,
 )
 
 DEFAULT_TOP = 10
-
-Values = Numbers | Resample | float  # by example, of any sample, or one number for all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,6 @@ class Board:
     signatures: dict[str, str]  # by column
     left_out: dict[str, str]
     samples: int
-    seed: int
 
     @property
     def rows(self) -> list[str]:
@@ -73,9 +69,7 @@ class Board:
     def conditions(self) -> str:
         """Name what all numbers of the board depend on."""
         texts = _texts(self.view, self.top)
-        return (
-            f"texts:{texts}|ci:bootstrap{self.samples},seed{self.seed}|{self.evaluation.signature}"
-        )
+        return f"texts:{texts}|ci:bootstrap{self.samples},seed{SEED}|{self.evaluation.signature}"
 
     def compare(self, row: str, baseline: str, column: str) -> Comparison | None:
         """Test a method against another; None where a number cannot be resampled."""
@@ -83,12 +77,7 @@ class Board:
             if name not in self.values:
                 raise OptionError(unknown("method", name, self.values))
         ours, theirs = self.values[row][column], self.values[baseline][column]
-        if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
-            return compare(ours, theirs, samples=self.samples, seed=self.seed)
-        if callable(ours) and callable(theirs):
-            size = self.evaluation.num_examples
-            return compare_corpus(ours, theirs, size, samples=self.samples, seed=self.seed)
-        return None
+        return compare(ours, theirs, self.evaluation.num_examples, self.samples)
 
 
 class Scorer:
@@ -105,7 +94,6 @@ class Scorer:
         *,
         top: int = DEFAULT_TOP,
         samples: int = NUM_SAMPLES,
-        seed: int = 0,
         keep_scores: bool = False,
     ) -> None:
         if top < 1:
@@ -114,11 +102,10 @@ class Scorer:
         self.metrics = metrics
         self.top = top
         self.samples = samples
-        self.seed = seed
         self.keep_scores = keep_scores
         self._kept = KeptScores()
         self._missing: dict[str, BestKError] = {}  # by family
-        self._texts: dict[tuple[str, str], dict[str, Numbers]] = {}  # by metric and example
+        self._texts: dict[tuple[str, str], dict[str, Sequence[float]]] = {}  # by metric, example
 
     def board(self, view: str = "all") -> Board:
         """Return the numbers of one view; a column that no example has a value for is dropped."""
@@ -138,8 +125,9 @@ class Scorer:
             for column in metric.columns:
                 columns[column.key] = column
                 signatures[column.key] = metric.signature
+        size, samples = self.evaluation.num_examples, self.samples
         estimates = {
-            row: {key: self._estimate(found) for key, found in by_column.items()}
+            row: {key: estimate(found, size, samples) for key, found in by_column.items()}
             for row, by_column in values.items()
         }
         kept = {
@@ -161,7 +149,6 @@ class Scorer:
             signatures=signatures,
             left_out=left_out,
             samples=self.samples,
-            seed=self.seed,
         )
 
     def _values(self, metric: Metric, row: str, view: str) -> dict[str, Values]:
@@ -200,8 +187,7 @@ class Scorer:
         weighed = zip(pool.texts, pool.weights(view, self.top), strict=True)
         shown = {text: weight for text, weight in weighed if weight}
         if not shown:
-            nothing = np.zeros(len(metric.scores))
-            return metric.summarise(nothing, nothing)
+            return [0.0] * len(metric.columns)
         scores = self._scores(metric, list(shown), pool.example)
         weights = np.array(list(shown.values()), dtype=np.float64)
         return metric.summarise(weights @ scores / weights.sum(), scores.max(axis=0))
@@ -212,15 +198,7 @@ class Scorer:
         new = [text for text in texts if text not in known]
         if new:
             known.update(zip(new, metric.score(new, example), strict=True))
-        return np.stack([known[text] for text in texts])
-
-    def _estimate(self, found: Values) -> Estimate:
-        if isinstance(found, np.ndarray):
-            return estimate(found, samples=self.samples, seed=self.seed)
-        if callable(found):
-            size = self.evaluation.num_examples
-            return estimate_corpus(found, size, samples=self.samples, seed=self.seed)
-        return Estimate(value=float(found), low=None, high=None)
+        return np.array([known[text] for text in texts], dtype=np.float64)
 
 
 def _texts(view: str, top: int) -> str:

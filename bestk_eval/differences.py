@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bestk_eval.board import Board, digits
 from bestk_eval.metrics.base import Column
 from bestk_eval.statistics import Comparison, holm
-from bestk_eval.tables import LAYOUTS, Table, breaks, view_title
+from bestk_eval.tables import LAYOUTS, Table, view_title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +41,12 @@ class Differences:
         }
 
 
-def differences(board: Board, baseline: str, keys: Sequence[str] | None = None) -> Differences:
+def differences(board: Board, baseline: str) -> Differences:
     """Test every method against a baseline; a column that cannot be resampled is left out.
 
-    Without `keys` the columns are those of the table that the task's kind is summed up in.
+    The columns are those of the table that the task's kind is summed up in.
     """
-    told = keys or LAYOUTS["translation" if board.evaluation.kind == "translation" else "condensed"]
+    told = LAYOUTS["translation" if board.evaluation.kind == "translation" else "condensed"]
     others = [row for row in board.rows if row != baseline]
     cells: dict[str, dict[str, Difference]] = {row: {} for row in others}
     for key in told:
@@ -69,14 +68,11 @@ def comparison_table(found: Differences) -> Table:
     columns = [board.columns[key] for key in next(iter(found.cells.values()), {})]
     return Table(
         title=f"{board.evaluation.task}: difference to {found.baseline}, {view_title(board)}",
-        headings=["", *(column.key for column in columns)],
-        latex_headings=["", *(column.heading for column in columns)],
-        groups=["", *(column.group for column in columns)],
+        columns=columns,
         rows=[
             [(row, ""), *(_cell(found.cells[row][column.key], column) for column in columns)]
             for row in rows
         ],
-        breaks=breaks(rows),
         notes=[
             "paired sign-flip permutation tests over examples (BLEU, chrF: paired bootstrap), "
             "two-sided, Holm-corrected over methods; * is p < 0.05"

@@ -89,23 +89,20 @@ def load_runs(
     found: dict[str, NamedMethod] = {}
     places: dict[str, Path] = {}
     for folder, own in zip(folders, settings, strict=True):
+        rows = {name: f"{name} @{own['model']}" if several else name for name in own["methods"]}
         for name in own["methods"]:
-            row = f"{name} @{own['model']}" if several else name
-            if row in found:
+            if (row := rows[name]) in found:
                 raise OptionError(f"{folder} has {row} again: name one folder for each method")
             found[row] = parse(name)
             places[row] = folder
-            pools[row] = {}
-        _read(folder, own, several, pools, data_dir)
-    if methods is not None:
-        wanted = _wanted(methods, pools)
-        pools = {row: pools[row] for row in wanted}
-        found = {row: found[row] for row in wanted}
+        by_method = _read(folder, own, data_dir)
+        pools |= {row: by_method[name] for name, row in rows.items()}
+    wanted = list(pools) if methods is None else _wanted(methods, pools)
     return Evaluated(
         settings=tuple(settings),
-        pools=_in_common(pools, folders),
-        methods=found,
-        folders={row: places[row] for row in pools},
+        pools=_in_common({row: pools[row] for row in wanted}, folders),
+        methods={row: found[row] for row in wanted},
+        folders={row: places[row] for row in wanted},
         num_planned=int(settings[0]["examples"]),
     )
 
@@ -122,12 +119,10 @@ def _refuse_other(first: Path, told: dict[str, Any], folder: Path, other: dict[s
 
 
 def _read(
-    folder: Path,
-    settings: dict[str, Any],
-    several: bool,
-    pools: dict[str, dict[str, Pool]],
-    data_dir: Path | None,
-) -> None:
+    folder: Path, settings: dict[str, Any], data_dir: Path | None
+) -> dict[str, dict[str, Pool]]:
+    """Read what a run has found, by method and example."""
+    pools: dict[str, dict[str, Pool]] = {name: {} for name in settings["methods"]}
     examples = {example.id: example for example in _examples(folder, settings, data_dir)}
     seconds: dict[tuple[str, str], float] = {}
     for place, record in read_lines(folder / "times.jsonl"):
@@ -136,8 +131,8 @@ def _read(
     for place, record in read_lines(folder / "results.jsonl"):
         with _spoilt(place):
             key = record["example"], record["method"]
-            row = f"{key[1]} @{settings['model']}" if several else key[1]
-            pools[row][key[0]] = _pool(record, examples[key[0]], seconds.get(key))
+            pools[key[1]][key[0]] = _pool(record, examples[key[0]], seconds.get(key))
+    return pools
 
 
 def _pool(record: dict[str, Any], example: Example, seconds: float | None) -> Pool:

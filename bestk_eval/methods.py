@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from bestk.errors import BestKError, OptionError, unknown
 OURS = ("BKS_mean", "BKS_last")
 PAPER_DRAWS = 10  # what the paper drew from a sampler, whatever it cost
 
-_FAMILY = re.compile(r"(?i:b?(ncls|typ)_?[0-9.]+)")
+_FAMILY = re.compile(r"(?i:(b?(ncls|typ)|minp)_?[0-9.]+)")
 _DECAY_WEIGHTS = ("0", "0.01", "0.05", "0.1", "0.2")  # κ
 _SCORINGS = ("BKS:length_alpha=0", "BKS:length_alpha=0.5", "BKS_mean", "BKS_last")
 
@@ -49,8 +50,7 @@ class NamedMethod:
 
     name: str  # settings in the order of the alphabet, so that equal methods have equal names
     method: AnyMethod
-    options: tuple[tuple[str, Any], ...] = ()
-    num_draws: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()  # of the search
 
     @property
     def base(self) -> str:
@@ -60,17 +60,15 @@ class NamedMethod:
     def config(self, max_new_tokens: int, beam_size: int, stop: Sequence[str] = ()) -> SearchConfig:
         """Return the settings of a search for one length of answers."""
         shared = {"max_new_tokens": max_new_tokens, "beam_size": beam_size, "stop": tuple(stop)}
-        told = {"k": SearchConfig.k, **shared, **dict(self.options)}
+        told = {"k": SearchConfig().k, **shared, **dict(self.options)}
         # Answers to a short source may be so short that the budget pays for fewer nodes than k.
         budget = told.get("budget") or told["beam_size"] * max_new_tokens
         return SearchConfig.of({**told, "k": min(told["k"], budget)})
 
     def check(self, max_new_tokens: int, beam_size: int, stop: Sequence[str] = ()) -> None:
         """Raise if the method cannot run so."""
-        try:
+        with _named(self.name):
             check_method(self.method, self.config(max_new_tokens, beam_size, stop))
-        except OptionError as error:
-            raise OptionError(f"method {self.name!r}: {error}") from None
 
 
 def parse(name: str) -> NamedMethod:
@@ -81,16 +79,19 @@ def parse(name: str) -> NamedMethod:
     """
     base, _, rest = name.strip().partition(":")
     method, known = _method(base)
-    options = dict(_setting(part, name) for part in rest.split(",") if part.strip())
-    num_draws = options.pop("num_draws", None)
-    _check(name, method, options, num_draws)
-    told = dict(options) if num_draws is None else {**options, "num_draws": num_draws}
+    told = dict(_setting(part, name) for part in rest.split(",") if part.strip())
     listed = ",".join(f"{key}={told[key]}" for key in sorted(told))
+    options = {key: value for key, value in told.items() if key != "num_draws"}
+    _check(name, method, options)
+    if (num_draws := told.get("num_draws")) is not None:
+        if not isinstance(method, Sampling):
+            raise OptionError(f"method {name!r}: num_draws is for samplers, such as Ncls0.8")
+        with _named(name):
+            method = dataclasses.replace(method, num_draws=num_draws)
     return NamedMethod(
         name=f"{known}:{listed}" if listed else known,
         method=method,
         options=tuple(sorted(options.items())),
-        num_draws=num_draws,
     )
 
 
@@ -137,14 +138,11 @@ def groups() -> dict[str, list[str]]:
 
 
 def _method(base: str) -> tuple[AnyMethod, str]:
-    if base.lower() == "bks":
-        return Scored(), "BKS"
-    for name, method in METHODS.items():
-        if base.lower() == name.lower():
-            return method, name
-    if _FAMILY.fullmatch(base):
-        return method_of(base), base
-    raise OptionError(unknown("method", base, [*METHODS, "BKS"]))
+    names = [*METHODS, "BKS"]
+    known = next((name for name in names if name.lower() == base.lower()), base)
+    if known not in names and not _FAMILY.fullmatch(base):
+        raise OptionError(unknown("method", base, names))
+    return method_of(known), known
 
 
 def _setting(part: str, name: str) -> tuple[str, Any]:
@@ -159,9 +157,7 @@ def _setting(part: str, name: str) -> tuple[str, Any]:
     return key, value
 
 
-def _check(name: str, method: AnyMethod, options: dict[str, Any], num_draws: Any) -> None:
-    if num_draws is not None and not isinstance(method, Sampling):
-        raise OptionError(f"method {name!r}: num_draws is for samplers, such as Ncls0.8")
+def _check(name: str, method: AnyMethod, options: dict[str, Any]) -> None:
     if "max_new_tokens" in options:
         raise OptionError(f"method {name!r}: the task sets max_new_tokens, for all methods alike")
     is_fixed = isinstance(method, Scored) and method.scoring is not None
@@ -171,9 +167,14 @@ def _check(name: str, method: AnyMethod, options: dict[str, Any], num_draws: Any
     for option in options:
         if option not in fields:
             raise OptionError(f"method {name!r}: " + unknown("option", option, fields))
-    try:
+    with _named(name):
         SearchConfig.of(options)
-        if isinstance(method, Sampling):
-            dataclasses.replace(method, num_draws=num_draws)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say of which method something is wrong."""
+    try:
+        yield
     except BestKError as error:
         raise OptionError(f"method {name!r}: {error}") from None

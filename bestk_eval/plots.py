@@ -68,8 +68,9 @@ def check_suffix(suffix: str) -> None:
         raise OptionError(f"figures are saved as {', '.join(SUFFIXES)}, got {suffix!r}")
 
 
-def diversity_quality(board: Board, x: str = "D-1", y: str = "R1") -> Any:
+def diversity_quality(board: Board) -> Any:
     """Figure 1: diversity against quality, one point per method."""
+    x, y = "D-1", "R1"
     if len(board.rows) < 2:
         return None
     _need(board, x, y)
@@ -110,7 +111,16 @@ def completion_by_decay(board: Board) -> Any:
     _need(board, "Done")
     figure, axes = _canvas(board, "weight of the decay κ", "examples completed, %")
     for alpha, points in lines.items():
-        _line(axes, board, sorted(points), "Done", _SCORINGS.get(alpha, f"α={alpha}"))
+        points.sort()
+        estimates = [board.cells[row]["Done"].estimate for _, row in points]
+        axes.errorbar(
+            [x for x, _ in points],
+            [estimate.value for estimate in estimates],
+            yerr=_bars(estimates),
+            marker="o",
+            capsize=2,
+            label=_SCORINGS.get(alpha, f"α={alpha}"),
+        )
     axes.set_ylim(max(-3, min(axes.get_ylim()[0], 87)), 103)
     axes.legend()
     return figure
@@ -252,20 +262,6 @@ def _best_k(board: Board) -> dict[str, SearchConfig]:
 def _config(board: Board, method: NamedMethod) -> SearchConfig:
     beam_size = int(board.evaluation.settings[0]["beam_size"])
     return method.config(SearchConfig.max_new_tokens, beam_size)
-
-
-def _line(
-    axes: Any, board: Board, points: list[tuple[float, str]], column: str, label: str
-) -> None:
-    estimates = [board.cells[row][column].estimate for _, row in points]
-    axes.errorbar(
-        [x for x, _ in points],
-        [estimate.value for estimate in estimates],
-        yerr=_bars(estimates),
-        marker="o",
-        capsize=2,
-        label=label,
-    )
 
 
 def _bars(estimates: list[Any]) -> list[list[float]] | None:

@@ -127,7 +127,6 @@ def make_report(
     rerank: str | Reranker | None = None,
     intervals: bool = True,
     samples: int = NUM_SAMPLES,
-    seed: int = 0,
     keep_scores: bool = False,
 ) -> Report:
     """Score runs and lay out their tables; without `views` every view that differs is shown.
@@ -145,12 +144,7 @@ def make_report(
     if keep_scores:
         check_folders(folders)
     scorer = Scorer(
-        evaluation,
-        build(metrics, models),
-        top=top,
-        samples=samples,
-        seed=seed,
-        keep_scores=keep_scores,
+        evaluation, build(metrics, models), top=top, samples=samples, keep_scores=keep_scores
     )
     boards = [scorer.board(view) for view in views or views_of(evaluation)]
     tables = [
@@ -162,14 +156,14 @@ def make_report(
     tables += map(comparison_table, compared)
     reranked = None
     if rerank is not None:
-        reranked = reranking(evaluation, reranker_of(rerank), samples=samples, seed=seed)
+        reranked = reranking(evaluation, reranker_of(rerank), samples)
         tables.append(rerank_table(reranked))
     return Report(
         evaluation=evaluation,
         boards=boards,
         differences=compared,
         reranking=reranked,
-        tables=[table for table in tables if not table.is_empty],
+        tables=[table for table in tables if table.columns],
     )
 
 

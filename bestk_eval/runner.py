@@ -8,6 +8,7 @@ method before the next, so a run that is cut short has the same examples for all
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bestk import LanguageModel, Prompt, SearchResult, __version__
-from bestk.baselines import run_method
+from bestk.baselines import Request, Scheduler, requests_for, results_of, run_method
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
 from bestk_eval import BATCH_SIZE
-from bestk_eval.benchmark.instruments import quiet
 from bestk_eval.examples import Example, digest
 from bestk_eval.methods import NamedMethod, parse_all
 from bestk_eval.store import Store
@@ -39,7 +39,7 @@ class Settings:
     methods: tuple[str, ...] = ("BS", "BKS_mean", "BKS_last")
     num_examples: int | None = None  # all of them
     split: str | None = None  # the task's own
-    beam_size: int = SearchConfig.beam_size
+    beam_size: int = SearchConfig().beam_size
     max_new_tokens: int | None = None  # the task's
     stop: tuple[str, ...] = ()  # strings that complete a text, for models that know no end
     style: str = "auto"
@@ -76,16 +76,13 @@ class ExampleBatch:
         """Name the lines that the batch writes."""
         return [(example.id, self.method.name) for example in self.examples]
 
-    def options(self, settings: Settings) -> dict[str, Any]:
-        """Return what `run_method` is told besides the prompts."""
-        return {
-            "method": self.method.method,
-            "config": self.method.config(self.max_new_tokens, settings.beam_size, settings.stop),
-            "seed": settings.seed,
-            "num_draws": self.method.num_draws,
-            "batch_size": len(self.examples),
-            "keep_tree": False,
-        }
+    def requests(
+        self, lm: LanguageModel, prompts: Sequence[Prompt], settings: Settings
+    ) -> list[Request]:
+        """Return what the scheduler is asked for."""
+        config = self.method.config(self.max_new_tokens, settings.beam_size, settings.stop)
+        method, seed = self.method.method, settings.seed
+        return requests_for(lm, prompts, method, config, seed=seed, keep_tree=False)
 
 
 def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Progress]:
@@ -109,16 +106,21 @@ def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Pr
         done = sum(len(batch.keys) for batch in plan[:start])
         yield Progress(done=done, total=total, method="")
         for number, batch in enumerate(plan[start:]):
-            prompts: list[Any] = [
+            prompts = [
                 task.prompt_that_fits(example, style, lm, batch.max_new_tokens)
                 for example in batch.examples
             ]
             if number == 0:
                 _warm_up(lm, prompts[0])
             started = time.perf_counter()
-            # How many searches complete nothing is a number of the report, not a notice for each.
-            with quiet():
-                results = run_method(lm, prompts, **batch.options(settings))
+            requests = batch.requests(lm, prompts, settings)
+            found: dict[Request, SearchResult] = {}
+            with contextlib.closing(Scheduler(len(requests))) as scheduler:
+                for request in requests:
+                    scheduler.add(request)
+                while scheduler.has_work:
+                    found |= results_of(scheduler.step())
+            results = [found[request] for request in requests]
             store.append(*_lines(batch, results, time.perf_counter() - started))
             done += len(batch.keys)
             yield Progress(done=done, total=total, method=batch.method.name)
@@ -194,6 +196,10 @@ def _facts(
     settings: Settings,
 ) -> dict[str, Any]:
     """List everything that the results depend on."""
+    facts = lm.backend.facts()
+    longest: int | str = settings.max_new_tokens or task.max_new_tokens
+    if settings.max_new_tokens is None and task.source_factor is not None:
+        longest = f"{task.source_factor:g}*source"
     return {
         "bestk": __version__,
         "task": task.name,
@@ -203,30 +209,17 @@ def _facts(
         "prompt": task.plain if style == "plain" else task.chat,
         "style": style,
         "model": lm.name,
-        **_arithmetic(lm),
-        "methods": [method.name for method in methods],
-        "examples": len(examples),
-        "data": digest(examples),
-        "beam_size": settings.beam_size,
-        "max_new_tokens": settings.max_new_tokens or _longest(task),
-        "stop": list(settings.stop),
-        "batch_size": settings.batch_size,
-        "seed": settings.seed,
-    }
-
-
-def _arithmetic(lm: LanguageModel) -> dict[str, Any]:
-    """Name what a model's numbers depend on besides its weights, as far as its backend says."""
-    facts = lm.backend.facts()
-    return {
+        # What a model's numbers depend on besides its weights, as far as its backend says.
         "dtype": facts["dtype"],
         "device": facts["device"],
         "source_language": lm.src_lang,
         "decoder_prompt": facts.get("decoder_prompt", []),
+        "methods": [method.name for method in methods],
+        "examples": len(examples),
+        "data": digest(examples),
+        "beam_size": settings.beam_size,
+        "max_new_tokens": longest,
+        "stop": list(settings.stop),
+        "batch_size": settings.batch_size,
+        "seed": settings.seed,
     }
-
-
-def _longest(task: Task) -> str | int:
-    if task.source_factor is None:
-        return task.max_new_tokens
-    return f"{task.source_factor:g}*source"

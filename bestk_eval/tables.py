@@ -17,7 +17,6 @@ from rich.text import Text
 
 from bestk.errors import OptionError, unknown
 from bestk_eval.board import Board, digits
-from bestk_eval.loading import Evaluated
 from bestk_eval.metrics.base import Column
 
 LAYOUTS: dict[str, tuple[str, ...]] = {
@@ -52,17 +51,20 @@ class Table:
     """Text in rows and columns, ready to be drawn."""
 
     title: str
-    headings: list[str]
-    latex_headings: list[str]
-    groups: list[str]  # what neighbouring columns have in common, for LaTeX; empty: nothing
+    columns: Sequence[Column]  # beside the methods
     rows: list[list[tuple[str, str]]]  # text and mark; the first is the method
-    breaks: set[int]  # rows that a rule is drawn above
     notes: list[str]
 
     @property
-    def is_empty(self) -> bool:
-        """Return whether there is no column beside the methods."""
-        return len(self.headings) == 1
+    def headings(self) -> list[str]:
+        """Name every column, the nameless one of the methods first."""
+        return ["", *(column.key for column in self.columns)]
+
+    @property
+    def breaks(self) -> set[int]:
+        """Return above which rows a rule separates families of methods."""
+        families = [family(row[0][0]) for row in self.rows]
+        return {i for i in range(1, len(families)) if families[i] != families[i - 1]}
 
     def rich(self, *, intervals: bool = True) -> RichTable:
         """Draw for the terminal; without intervals the table is narrower."""
@@ -81,7 +83,7 @@ class Table:
     def markdown(self) -> str:
         """Write as Markdown."""
         lines = [f"**{self.title}**", "", _row([_pipe(h) for h in self.headings])]
-        lines.append(_row([":--"] + ["--:"] * (len(self.headings) - 1)))
+        lines.append(_row([":--"] + ["--:"] * len(self.columns)))
         for row in self.rows:
             lines.append(_row([_MARKDOWN[mark].format(_pipe(text)) for text, mark in row]))
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes), ""])
@@ -91,10 +93,10 @@ class Table:
         lines = [
             r"\begin{table}[t]",
             r"\centering\footnotesize",
-            r"\begin{tabular}{@{}r|" + "c" * (len(self.headings) - 1) + "@{}}",
+            r"\begin{tabular}{@{}r|" + "c" * len(self.columns) + "@{}}",
             r"\toprule",
             *self._group_row(),
-            " & ".join(self.latex_headings) + r" \\ \midrule",
+            " & ".join(["", *(column.heading for column in self.columns)]) + r" \\ \midrule",
         ]
         for place, row in enumerate(self.rows):
             if place in self.breaks:
@@ -107,9 +109,10 @@ class Table:
         return "\n".join([*notes, *lines, ""])
 
     def _group_row(self) -> list[str]:
-        if not any(self.groups):
+        groups = ["", *(column.group for column in self.columns)]
+        if not any(groups):
             return []
-        spans = [(name, len(list(members))) for name, members in groupby(self.groups)]
+        spans = [(name, len(list(members))) for name, members in groupby(groups)]
         cells = [rf"\multicolumn{{{size}}}{{c}}{{{name}}}" for name, size in spans]
         return [" & ".join(cells) + r" \\"]
 
@@ -130,11 +133,8 @@ def score_table(board: Board, layout: str = "condensed", *, intervals: bool = Tr
     ]
     return Table(
         title=f"{board.evaluation.task}, {layout}: {view_title(board)}",
-        headings=["", *(column.key for column in columns)],
-        latex_headings=["", *(column.heading for column in columns)],
-        groups=["", *(column.group for column in columns)],
+        columns=columns,
         rows=rows,
-        breaks=breaks(board.rows),
         notes=_notes(board, columns, intervals),
     )
 
@@ -188,24 +188,16 @@ def _notes(board: Board, columns: Sequence[Column], intervals: bool) -> list[str
     if found.num_examples < found.num_planned:
         notes.append(f"unfinished: {found.num_examples} of {found.num_planned} examples")
     notes += [f"left out: {name}: {reason}" for name, reason in board.left_out.items()]
-    if board.view == "diverse" and (old := _without_probabilities(found)):
+    old = [row for row, pools in found.pools.items() if any(p.log_probs is None for p in pools)]
+    if board.view == "diverse" and old:
         notes.append(f"chosen by rank, since no probabilities were kept: {', '.join(old)}")
     if intervals:
         notes.append(f"±: half the 95% bootstrap interval over {found.num_examples} examples")
     return notes
 
 
-def _without_probabilities(found: Evaluated) -> list[str]:
-    return [row for row, pools in found.pools.items() if any(p.log_probs is None for p in pools)]
-
-
 def _escape(text: str) -> str:
     return re.sub(r"±(\S+)", r"{\\tiny$\\pm$\1}", text.translate(_LATEX_SPECIAL))
-
-
-def breaks(rows: Sequence[str]) -> set[int]:
-    """Return above which rows a rule separates families of methods."""
-    return {i for i in range(1, len(rows)) if family(rows[i]) != family(rows[i - 1])}
 
 
 def _row(cells: Sequence[str]) -> str:

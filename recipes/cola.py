@@ -111,7 +111,7 @@ def _print_scores(model: Path, data_dir: Path, num_scored: int) -> None:
         scores = grammar.score(
             [one.sentence for one in sentences], Example(id=part, input=part, references=())
         )
-        given = [bool(score > 50) for score in scores[:, 0]]
+        given = [score > 50 for (score,) in scores]
         wanted = [one.label == ACCEPTABLE for one in sentences]
         accuracy = 100 * float(np.mean(np.equal(given, wanted)))
         print(

@@ -23,7 +23,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 from table import replaced  # noqa: E402
 
 from bestk_eval.methods import split  # noqa: E402
-from bestk_eval.metrics.registry import metric_models  # noqa: E402
+from bestk_eval.metrics.registry import MetricModels  # noqa: E402
 from bestk_eval.plots import diversity_quality  # noqa: E402
 from bestk_eval.report import Report, make_report  # noqa: E402
 from results import CHOSEN, TRANSLATING  # noqa: E402
@@ -72,7 +72,7 @@ class Block:
             methods=None if self.methods is None else split(self.methods),
             data_dir=data_dir,
             metrics=self.metrics,
-            models=metric_models(mauve=MAUVE_MODEL, grammar=GRAMMAR_MODEL),
+            models=MetricModels(mauve=MAUVE_MODEL, grammar=GRAMMAR_MODEL),
             views=[self.texts],
             layouts=[self.table],
             baseline=self.baseline,

@@ -51,21 +51,15 @@ def make_prompts(lm: LanguageModel, settings: BenchSettings) -> list[list[int]]:
     if settings.prompt is not None:
         prompts = [lm.encode(settings.prompt)] * settings.batch
     elif lm.tokenizer is None:
-        prompts = _random_ids(lm.backend.vocab_size, settings.batch, length, settings.seed)
+        import torch
+
+        source, size = torch.Generator().manual_seed(settings.seed), lm.backend.vocab_size
+        least = min(5, size - 1)  # the first few ids tend to be special ones
+        shape = settings.batch, length
+        prompts = torch.randint(least, size, shape, generator=source).tolist()
     else:
         text = lm.encode(TEXT.replace("\n", " ").strip())
         starts = [-length - 17 * number for number in range(settings.batch)]
         prompts = [[text[(start + i) % len(text)] for i in range(length)] for start in starts]
     lm.check_length(prompts[0], settings.max_new_tokens)
     return prompts
-
-
-def _random_ids(vocab_size: int, batch: int, length: int, seed: int) -> list[list[int]]:
-    import torch
-
-    source = torch.Generator().manual_seed(seed)
-    # The first few ids tend to be special ones.
-    ids: list[list[int]] = torch.randint(
-        min(5, vocab_size - 1), vocab_size, (batch, length), generator=source
-    ).tolist()
-    return ids

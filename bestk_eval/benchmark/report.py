@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bestk.config import SearchConfig
-from bestk.errors import OptionError, SchemaError
+from bestk.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +30,7 @@ class BenchSettings:
     """
 
     ks: tuple[int, ...] = (5, 10)
-    beam_size: int = SearchConfig.beam_size
+    beam_size: int = SearchConfig().beam_size
     max_new_tokens: int = SearchConfig.max_new_tokens
     batch: int = 1  # prompts side by side
     prompt: str | None = None  # None: a text that comes with bestk
@@ -129,25 +129,11 @@ class BenchReport:
     rows: tuple[BenchRow, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data that `from_json` reads back."""
+        """Return the report as plain data."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         settings = dataclasses.asdict(self.settings) | {"ks": list(self.settings.ks)}
         rows = [row.to_json() for row in self.rows]
         return {"format": FORMAT} | data | {"settings": settings, "rows": rows}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> BenchReport:
-        """Read a report back."""
-        if data.get("format") != FORMAT:
-            raise SchemaError(f"a report has format {FORMAT}, got {data.get('format')!r}")
-        rest = {name: value for name, value in data.items() if name != "format"}
-        rows = [{n: v for n, v in row.items() if n not in _DERIVED} for row in rest.pop("rows")]
-        settings = rest.pop("settings")
-        return cls(
-            settings=BenchSettings(**settings | {"ks": tuple(settings["ks"])}),
-            rows=tuple(BenchRow(**row) for row in rows),
-            **rest,
-        )
 
 
 def table(report: BenchReport) -> RenderableType:

@@ -39,7 +39,9 @@ def bench(lm: LanguageModel, settings: BenchSettings | None = None) -> BenchRepo
     import transformers
 
     settings = settings or BenchSettings()
-    model = _model(lm)
+    model = lm.backend.network
+    if model is None:
+        raise ModelError(f"bench needs a model of transformers, got {lm.name}")
     prompts = make_prompts(lm, settings)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     device = lm.backend.device
@@ -195,9 +197,3 @@ def _timed(
     median = {name: statistics.median(times) for name, times in seconds.items()}
     shares = {name: statistics.median(found) for name, found in outside.items()}
     return median, {} if is_gpu else shares
-
-
-def _model(lm: LanguageModel) -> Any:
-    if lm.backend.network is None:
-        raise ModelError(f"bench needs a model of transformers, got {lm.name}")
-    return lm.backend.network

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bestk.cli.options import Device, Dtype, EngineOptions, Model, SrcLang, TgtLang
 from bestk.config import DEFAULT_MODEL, DTYPES, SearchConfig
 from bestk_eval import BATCH_SIZE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 
 def eval(
@@ -32,7 +36,7 @@ def eval(
         Path | None, typer.Option(help="Folder with the data; the hub unless given.")
     ] = None,
     beam_size: Annotated[int, typer.Option(help="Budget of all: beam size × longest text.")] = (
-        SearchConfig.beam_size
+        SearchConfig().beam_size
     ),
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Longest text, instead of the task's.")
@@ -57,7 +61,6 @@ def eval(
     from bestk.cli import terminal
     from bestk_eval.methods import ablations
     from bestk_eval.methods import split as names_of
-    from bestk_eval.progress import EvalView
     from bestk_eval.runner import Settings, evaluate
 
     settings = Settings(
@@ -76,7 +79,25 @@ def eval(
     lm = terminal.load(
         model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
     )
-    with EvalView(terminal.stderr()) as view:
-        for progress in evaluate(lm, settings, output):
-            view.update(progress)
+    with _progress_bar(terminal.stderr()) as bar:
+        for step in evaluate(lm, settings, output):
+            (task_id,) = bar.task_ids
+            bar.update(task_id, completed=step.done, total=step.total, description=step.method)
     typer.echo(f"bestk report {output}", err=True)
+
+
+def _progress_bar(console: Console) -> Progress:
+    """Return a bar with one task, the evaluation, which is described by its method."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("evaluating"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.description}"),
+    )
+    bar = Bars(*columns, console=console, disable=not console.is_terminal)
+    bar.add_task("", total=None)
+    return bar

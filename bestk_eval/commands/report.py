@@ -57,7 +57,7 @@ def report(
     Show the paper's tables of an evaluation; save them with the figures.
     """
     from bestk_eval.methods import split as names_of
-    from bestk_eval.metrics.registry import metric_models
+    from bestk_eval.metrics.registry import MetricModels
     from bestk_eval.report import check_output, make_report
 
     check_output(form, output, figures)
@@ -66,7 +66,7 @@ def report(
         methods=None if methods is None else names_of(methods),
         data_dir=data_dir,
         metrics=metric,
-        models=metric_models(grammar=grammar_model, mauve=mauve_model),
+        models=MetricModels(grammar=grammar_model, mauve=mauve_model),
         views=texts,
         top=top,
         layouts=table,

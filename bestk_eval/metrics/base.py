@@ -34,12 +34,8 @@ class Metric(ABC):
 
     family: str
     columns: tuple[Column, ...]
+    signature: str  # everything that the numbers depend on, sacrebleu-style
     is_slow = False  # worth keeping with the run: `bestk report --keep-scores`
-
-    @property
-    @abstractmethod
-    def signature(self) -> str:
-        """Name everything that the numbers depend on, sacrebleu-style."""
 
 
 class TextMetric(Metric):
@@ -49,16 +45,15 @@ class TextMetric(Metric):
     has 0 for both: leaving it out would reward methods for failing where it is hard.
     """
 
-    scores: tuple[str, ...]  # what `score` returns per text
     is_needed: Callable[[Example], bool] = staticmethod(lambda example: bool(example.references))
 
     @abstractmethod
-    def score(self, texts: Sequence[str], example: Example) -> Numbers:
-        """Return [texts, scores]."""
+    def score(self, texts: Sequence[str], example: Example) -> Sequence[Sequence[float]]:
+        """Return the scores of each text."""
 
-    @abstractmethod
     def summarise(self, mean: Numbers, best: Numbers) -> Sequence[float]:
         """Turn the scores of a set into this metric's columns."""
+        return [*mean, *best]
 
 
 class SetMetric(Metric):

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from bestk_eval.examples import Example, Pool
 from bestk_eval.extras import require
 from bestk_eval.metrics.base import Column, CorpusMetric, TextMetric
-from bestk_eval.statistics import Numbers, Resample
+from bestk_eval.statistics import Resample
 
 
 class SentenceBleu(TextMetric):
     """Sentence BLEU and chrF, mean and best of a set."""
 
     family = "sentence-bleu"
-    scores = ("bleu", "chrf")
     columns = (
         Column(key="sBLEU", title="sentence BLEU, mean", group="Quality"),
         Column(key="sChrF", title="sentence chrF, mean", group="Quality"),
@@ -34,18 +33,11 @@ class SentenceBleu(TextMetric):
     def __init__(self) -> None:
         sacrebleu = require("sacrebleu.metrics", "sacrebleu")
         self._metrics = [sacrebleu.BLEU(effective_order=True), sacrebleu.CHRF()]
+        self.signature = "sentence-" + " + ".join(map(sign, self._metrics))
 
-    @property
-    def signature(self) -> str:
-        return "sentence-" + " + ".join(sign(metric) for metric in self._metrics)
-
-    def score(self, texts: Sequence[str], example: Example) -> Numbers:
+    def score(self, texts: Sequence[str], example: Example) -> Sequence[Sequence[float]]:
         references = list(example.references)
-        rows = [[m.sentence_score(text, references).score for m in self._metrics] for text in texts]
-        return np.array(rows, dtype=np.float64).reshape(-1, 2)
-
-    def summarise(self, mean: Numbers, best: Numbers) -> Sequence[float]:
-        return [*mean, *best]
+        return [[m.sentence_score(text, references).score for m in self._metrics] for text in texts]
 
 
 class CorpusBleu(CorpusMetric):
@@ -60,10 +52,7 @@ class CorpusBleu(CorpusMetric):
     def __init__(self) -> None:
         sacrebleu = require("sacrebleu.metrics", "sacrebleu")
         self._metrics = [sacrebleu.BLEU(), sacrebleu.CHRF()]
-
-    @property
-    def signature(self) -> str:
-        return "corpus-" + " + ".join(sign(metric) for metric in self._metrics)
+        self.signature = "corpus-" + " + ".join(map(sign, self._metrics))
 
     def score(self, pools: Sequence[Pool], view: str, top: int) -> Sequence[Resample | float]:
         has_references = np.array([bool(pool.example.references) for pool in pools])

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from bestk_eval.examples import Example
 from bestk_eval.metrics.base import Column, TextMetric
 from bestk_eval.metrics.cola import ACCEPTABLE, load_cola
@@ -27,30 +25,25 @@ class Grammar(TextMetric):
 
     family = "grammar"
     is_slow = True
-    scores = ("grammar",)
     columns = (Column(key="GRM", title="P(acceptable) by a CoLA model, mean", group="Quality"),)
     is_needed: Callable[[Example], bool] = staticmethod(lambda example: True)
 
     def __init__(self, model: str = DEFAULT_MODEL) -> None:
         self.name = model
+        self.signature = f"grammar|model:{model}|score:p-acceptable"
         self._known: dict[str, float] = {}
-
-    @property
-    def signature(self) -> str:
-        return f"grammar|model:{self.name}|score:p-acceptable"
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
         # When it is first needed: where all scores are kept, it never is.
         return load_cola(self.name)
 
-    def score(self, texts: Sequence[str], example: Example) -> Numbers:
+    def score(self, texts: Sequence[str], example: Example) -> Sequence[Sequence[float]]:
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         for start in range(0, len(new), _BATCH):
             batch = new[start : start + _BATCH]
             self._known.update(zip(batch, self._classify(batch), strict=True))
-        rows = [[100 * self._known[text]] for text in texts]
-        return np.array(rows, dtype=np.float64).reshape(-1, 1)
+        return [[100 * self._known[text]] for text in texts]
 
     def summarise(self, mean: Numbers, best: Numbers) -> Sequence[float]:
         return [float(mean[0])]

@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 from bestk import LanguageModel
 from bestk.errors import MissingDataError, MissingExtraError, OptionError, unknown
 from bestk_eval.metrics.base import Metric
+from bestk_eval.metrics.basic import Counts, SearchCost
 from bestk_eval.metrics.bleu import CorpusBleu, SentenceBleu
-from bestk_eval.metrics.cost import SearchCost
-from bestk_eval.metrics.counts import Counts
-from bestk_eval.metrics.coverage import Coverage
-from bestk_eval.metrics.distinct import Distinct
 from bestk_eval.metrics.grammar import DEFAULT_MODEL, Grammar
 from bestk_eval.metrics.mauve import Mauve
-from bestk_eval.metrics.meteor import Meteor
+from bestk_eval.metrics.overlap import Distinct, SelfBleu
 from bestk_eval.metrics.rouge import Rouge
-from bestk_eval.metrics.self_bleu import SelfBleu
+from bestk_eval.metrics.wordnet import Coverage, Meteor
 
 FAMILIES: dict[str, Callable[[MetricModels], Metric]] = {
     "counts": lambda models: Counts(),
@@ -28,8 +25,8 @@ FAMILIES: dict[str, Callable[[MetricModels], Metric]] = {
     "bleu": lambda models: CorpusBleu(),
     "sentence-bleu": lambda models: SentenceBleu(),
     "coverage": lambda models: Coverage(),
-    "grammar": lambda models: Grammar(models.grammar),
-    "mauve": lambda models: Mauve(models.chosen_mauve()),
+    "grammar": lambda models: Grammar(models.grammar or DEFAULT_MODEL),
+    "mauve": lambda models: Mauve(models.mauve),
     "cost": lambda models: SearchCost(),
 }
 
@@ -38,19 +35,8 @@ FAMILIES: dict[str, Callable[[MetricModels], Metric]] = {
 class MetricModels:
     """The models that some metrics look through."""
 
-    grammar: str = DEFAULT_MODEL
+    grammar: str | None = None  # the default of the metric
     mauve: str | LanguageModel | None = None
-
-    def chosen_mauve(self) -> str | LanguageModel:
-        """Return the model for MAUVE's features; there is no default that is right for all."""
-        if self.mauve is None:
-            raise MissingDataError("MAUVE has no model for its features: name one, --mauve-model")
-        return self.mauve
-
-
-def metric_models(grammar: str | None = None, mauve: str | None = None) -> MetricModels:
-    """Choose models, the default where None is given."""
-    return MetricModels(grammar=grammar or DEFAULT_MODEL, mauve=mauve)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
-import numpy as np
-
 from bestk_eval.examples import Example
 from bestk_eval.extras import require
 from bestk_eval.metrics.base import Column, TextMetric
@@ -23,7 +21,6 @@ class Rouge(TextMetric):
     """Mean and oracle ROUGE of a set."""
 
     family = "rouge"
-    scores = tuple(_NAMES)
     columns = (
         *(
             Column(key=short, title=f"{name} F1, mean", group="Quality")
@@ -42,17 +39,16 @@ class Rouge(TextMetric):
     def __init__(self) -> None:
         scorers = require("rouge_score.rouge_scorer", "rouge-score")
         self._scorer = scorers.RougeScorer(list(_NAMES), use_stemmer=True)
+        self.signature = (
+            f"rouge|stem:porter|score:f1|refs:best|rouge-score:{version('rouge-score')}"
+        )
 
-    @property
-    def signature(self) -> str:
-        return f"rouge|stem:porter|score:f1|refs:best|rouge-score:{version('rouge-score')}"
-
-    def score(self, texts: Sequence[str], example: Example) -> Numbers:
+    def score(self, texts: Sequence[str], example: Example) -> Sequence[Sequence[float]]:
         rows = []
         for text in texts:
             found = self._scorer.score_multi(list(example.references), text)
             rows.append([100 * found[name].fmeasure for name in _NAMES])
-        return np.array(rows, dtype=np.float64).reshape(-1, len(_NAMES))
+        return rows
 
     def summarise(self, mean: Numbers, best: Numbers) -> Sequence[float]:
         return [*mean, float(mean.mean()), *best, float(best.mean())]

@@ -7,6 +7,6 @@
 
 from bestk_eval.tasks.base import Hub, Task
 from bestk_eval.tasks.catalog import TASKS
-from bestk_eval.tasks.custom import task_of
+from bestk_eval.tasks.reading import task_of
 
 __all__ = ["TASKS", "Hub", "Task", "task_of"]

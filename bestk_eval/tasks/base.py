@@ -104,10 +104,8 @@ class Task:
 
     def _cut(self, example: Example, words: list[str]) -> Example:
         assert self.long_field is not None
-        return Example(
-            id=example.id,
-            input=example.input,
-            references=example.references,
+        return dataclasses.replace(
+            example,
             fields={**example.fields, self.long_field: " ".join(words)},
         )
 

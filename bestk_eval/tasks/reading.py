@@ -1,21 +1,51 @@
-"""Reads examples: JSONL files, plain or gzipped, or datasets of the hub. Chooses which to use."""
+"""Finds a task by name, or makes one of a user's own file; reads its examples, and chooses of them.
+
+A JSONL file has `input` and `references` in each line (and `id`, if it likes; other keys may be
+used by the prompt). A Python file has a `TASK`, made with `bestk_eval.tasks.Task`. Examples come
+from JSONL files, plain or gzipped, or from datasets of the hub.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
 import random
+import runpy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bestk.errors import MissingDataError, OptionError, SchemaError
+from bestk.errors import (
+    BestKError,
+    MissingDataError,
+    OptionError,
+    SchemaError,
+    first_line,
+    unknown,
+)
 from bestk_eval.examples import Example
 from bestk_eval.extras import require
-from bestk_eval.tasks.base import Hub, Task
+from bestk_eval.tasks.base import Record, Task
+from bestk_eval.tasks.catalog import TASKS
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
+
+_OWN = {"id", "input", "references", "fields"}
+
+
+def task_of(name: str | Task) -> Task:
+    """Return a task by its name, or by the path of a .py, .jsonl or .jsonl.gz file."""
+    if isinstance(name, Task):
+        return name
+    if name in TASKS:
+        return TASKS[name]
+    path = Path(name)
+    if not path.name.endswith((".py", *SUFFIXES)):
+        raise OptionError(unknown("task", name, TASKS) + " Or give a .jsonl or .py file.")
+    if not path.is_file():
+        raise MissingDataError(f"there is no file {path}: check the name of the task")
+    return _from_python(path) if path.suffix == ".py" else _from_jsonl(path)
 
 
 def read_examples(
@@ -87,18 +117,15 @@ def _hub(task: Task) -> Iterable[tuple[str, Any]]:
     if task.hub is None:
         raise MissingDataError(f"task {task.name} is not on the hub: give a folder, --data-dir")
     datasets = require("datasets", "datasets", "hub-data")
+    hub = task.hub
     try:
-        rows = _load(datasets, task.hub)
+        rows = datasets.load_dataset(hub.path, hub.name, split=hub.split, revision=hub.revision)
     except Exception as error:  # the hub's errors are of many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise MissingDataError(
-            f"{task.hub.path} cannot be had from the hub ({reason}): give a folder, --data-dir"
+            f"{hub.path} cannot be had from the hub ({first_line(error)}): "
+            "give a folder, --data-dir"
         ) from error
-    return ((f"{task.hub.path}:{place}", row) for place, row in enumerate(rows))
-
-
-def _load(datasets: Any, hub: Hub) -> Any:
-    return datasets.load_dataset(hub.path, hub.name, split=hub.split, revision=hub.revision)
+    return ((f"{hub.path}:{place}", row) for place, row in enumerate(rows))
 
 
 def _parse(line: str, place: str) -> Any:
@@ -121,3 +148,31 @@ def _named(task: Task, examples: list[Example]) -> list[Example]:
         again = seen[checked.id]
         named.append(checked if again == 1 else replace(checked, id=f"{checked.id}#{again}"))
     return named
+
+
+def _from_jsonl(path: Path) -> Task:
+    return Task(
+        name=path.name.split(".jsonl")[0],
+        plain="{input}",
+        chat="{input}",
+        long_field="input",
+        examples=lambda: [_example(record, place) for place, record in read_jsonl(path)],
+    )
+
+
+def _example(record: Record, place: str) -> Example:
+    more = {key: value for key, value in record.items() if key not in _OWN}
+    fields = {"input": record.get("input"), **(record.get("fields") or {}), **more}
+    return Example.from_json({"id": place, **record, "fields": fields}, place)
+
+
+def _from_python(path: Path) -> Task:
+    try:
+        task = runpy.run_path(str(path)).get("TASK")
+    except BestKError:
+        raise
+    except Exception as error:
+        raise SchemaError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    if not isinstance(task, Task):
+        raise SchemaError(f"{path} must set TASK to a bestk_eval.tasks.Task, got {task!r}")
+    return task

@@ -17,7 +17,7 @@ from tiny import fresh
 from tiny_seq2seq import tiny
 
 import bestk
-from bestk.errors import ModelError, OptionError, PromptError, SchemaError
+from bestk.errors import ModelError, OptionError, PromptError
 from bestk_eval.benchmark import BEAM, BenchReport, BenchSettings, bench, table
 from bestk_eval.benchmark.instruments import (
     cache_bytes,
@@ -138,13 +138,14 @@ def test_the_model_is_left_as_it_was(lm: bestk.LanguageModel, report: BenchRepor
         assert not part._forward_pre_hooks
 
 
-def test_json_round_trip(report: BenchReport) -> None:
+def test_json_has_every_number(report: BenchReport) -> None:
     data = json.loads(json.dumps(report.to_json()))
-    assert BenchReport.from_json(data) == report
+    assert data["format"] == "bestk.bench"
+    assert data["settings"] == {**dataclasses.asdict(SMALL), "ks": [2, 4]}
+    assert dataclasses.asdict(report.rows[0]).items() <= data["rows"][0].items()
     assert data["rows"][0]["ratio"] == report.rows[0].ratio
     assert data["memory"] == "key/value cache"
-    with pytest.raises(SchemaError, match=r"format bestk\.bench, got 'else'"):
-        BenchReport.from_json({"format": "else"})
+    assert [*data] == ["format", *(field.name for field in dataclasses.fields(report))]
 
 
 def test_table(report: BenchReport) -> None:
@@ -211,8 +212,8 @@ def test_command(
     sizes = ("--beam-size", "3", "--max-new-tokens", "6", "--prompt-tokens", "8", "--repeats", "1")
     code, out, err = cli("bench", "--k", "4", *sizes, "--json", "--dtype", "float32")
     assert (code, err) == (0, "")
-    found = BenchReport.from_json(json.loads(out))
-    assert found.settings == dataclasses.replace(SMALL, ks=(4,), batch=1)
+    wanted = dataclasses.asdict(dataclasses.replace(SMALL, ks=(4,), batch=1))
+    assert json.loads(out)["settings"] == {**wanted, "ks": [4]}
     assert asked == [{"dtype": "float32"}]
     code, out, _ = cli("bench", *sizes)
     assert code == 0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from evaluation_toy import run_toy, toy_lm, toy_task
 
+from bestk.baselines import Nucleus, Sampling
 from bestk.errors import OptionError, SchemaError
 from bestk_eval import runner
 from bestk_eval.loading import load_runs
@@ -154,14 +155,14 @@ def test_the_model_is_tried_out_before_a_method_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    run = runner.run_method
+    requests_for = runner.requests_for
     monkeypatch.setattr(runner, "_warm_up", lambda lm, prompt: calls.append("warm up"))
 
     def counted(*given: Any, **named: Any) -> Any:
         calls.append("run")
-        return run(*given, **named)
+        return requests_for(*given, **named)
 
-    monkeypatch.setattr(runner, "run_method", counted)
+    monkeypatch.setattr(runner, "requests_for", counted)
     run_toy(tmp_path, methods=("BS", "BKS_mean"), task=toy_task(2))
     assert calls == ["warm up", "run", "run"]
     run_toy(tmp_path, methods=("BS", "BKS_mean"), task=toy_task(2))
@@ -211,7 +212,7 @@ def test_names_of_methods() -> None:
     assert (config.k, config.decay_weight, config.total_budget) == (10, 0.1, 200)
     assert parse("BFS:beam_size=2").config(20, 10).total_budget == 40
     assert parse("BKS_mean:beam_size=1").config(3, 10).k == 3, "a short answer has a small budget"
-    assert parse("Ncls0.8:num_draws=10").num_draws == 10
+    assert parse("Ncls0.8:num_draws=10").method == Sampling(filter=Nucleus(0.8), num_draws=10)
     assert parse("Typ0.33").base == "Typ0.33"
     assert [m.name for m in parse_all(["ours", "BKS_mean"])] == ["BKS_mean", "BKS_last"]
     assert split("BS, BKS:k=3,decay=log,DBS+") == ["BS", "BKS:k=3,decay=log", "DBS+"]

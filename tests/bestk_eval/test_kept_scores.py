@@ -19,7 +19,7 @@ from bestk_eval.board import Scorer
 from bestk_eval.examples import Example, Pool
 from bestk_eval.kept import FILE, KeptScores, Label
 from bestk_eval.loading import load_runs
-from bestk_eval.metrics import grammar, mauve, meteor, registry
+from bestk_eval.metrics import grammar, mauve, registry, wordnet
 from bestk_eval.metrics.base import Column, TextMetric
 from bestk_eval.metrics.registry import MetricModels, MetricSet
 from bestk_eval.report import Report, make_report
@@ -95,10 +95,10 @@ def test_meteor_is_kept_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         get_version = staticmethod(lambda: "none")
         synsets = staticmethod(lambda word: [])
 
-    monkeypatch.setattr(meteor, "wordnet", NoSynonyms)
+    monkeypatch.setattr(wordnet, "wordnet", NoSynonyms)
     kept = report(run, ("meteor",), keep_scores=True).text("json")
     assert '"OMTR"' in kept
-    monkeypatch.setattr(meteor.Meteor, "score", None)
+    monkeypatch.setattr(wordnet.Meteor, "score", None)
     assert report(run, ("meteor",)).text("json") == kept
     with pytest.raises(TypeError, match="not callable"):
         report(run, ("meteor",), views=["diverse"])
@@ -178,7 +178,7 @@ def test_numbers_that_are_none_come_back(
     run_toy(tmp_path, task=toy_task(4), methods=("BS",), beam_size=1)
 
     class Half(TextMetric):
-        family, scores, is_slow = "half", ("half",), True
+        family, is_slow = "half", True
         columns = (Column(key="H", title="half", group="Quality"),)
         signature = "half"
         is_needed = staticmethod(lambda example: example.id != "e0")
@@ -300,7 +300,7 @@ def test_only_texts_that_are_shown_are_scored(run: Path, models: list[str]) -> N
     seen: list[str] = []
 
     class Counting(TextMetric):
-        family, scores, signature = "counting", ("length",), "counting"
+        family, signature = "counting", "counting"
         columns = (Column(key="LEN", title="length", group="Quality"),)
 
         def score(self, texts: Sequence[str], example: Example) -> Any:

@@ -21,17 +21,14 @@ from bestk_eval.examples import Example, Pool
 from bestk_eval.extras import require
 from bestk_eval.loading import load_runs
 from bestk_eval.metrics import registry
+from bestk_eval.metrics.basic import Counts
 from bestk_eval.metrics.bleu import CorpusBleu, SentenceBleu
-from bestk_eval.metrics.counts import Counts
-from bestk_eval.metrics.coverage import coverage
-from bestk_eval.metrics.distinct import Distinct
-from bestk_eval.metrics.meteor import Meteor
+from bestk_eval.metrics.overlap import Distinct, SelfBleu
 from bestk_eval.metrics.rouge import Rouge
-from bestk_eval.metrics.self_bleu import SelfBleu
-from bestk_eval.metrics.wordnet import wordnet
+from bestk_eval.metrics.wordnet import Meteor, coverage, wordnet
 from bestk_eval.statistics import (
-    compare,
     compare_corpus,
+    compare_means,
     estimate,
     holm,
     sign_flip,
@@ -174,7 +171,7 @@ def test_meteor_of_nltks_published_example() -> None:
         "It is the practical guide for the army always to heed the directions of the party",
     )
     example = Example(id="1", input="x", references=references)
-    assert Meteor().score([hypothesis], example)[0, 0] == pytest.approx(69.44, abs=0.005)
+    assert Meteor().score([hypothesis], example)[0][0] == pytest.approx(69.44, abs=0.005)
 
 
 @needs_wordnet
@@ -187,7 +184,7 @@ def test_meteor_equals_nltk_on_a_file(files: tuple[Path, Path]) -> None:
         tokens = [word_tokenize(line, preserve_line=True) for line in (reference, text)]
         theirs = meteor_score([tokens[0]], tokens[1], wordnet=wordnet())
         ours = Meteor().score([text], Example(id="1", input="x", references=(reference,)))
-        assert ours[0, 0] == pytest.approx(100 * theirs)
+        assert ours[0][0] == pytest.approx(100 * theirs)
         assert 0 < theirs < 1
 
 
@@ -276,7 +273,7 @@ def test_grammaticality_is_the_probability_of_the_second_label(tmp_path: Path) -
     grammar = metrics.built[0]
     texts = ["dog runs", "runs dog dog", "dog runs"]
     example = Example(id="1", input="x", references=())
-    ours = grammar.score(texts, example)[:, 0]  # type: ignore[attr-defined]
+    ours = [row[0] for row in grammar.score(texts, example)]  # type: ignore[attr-defined]
     with torch.no_grad():
         logits = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
     assert ours == pytest.approx([100 * float(x.softmax(-1)[1]) for x in logits], abs=1e-3)
@@ -347,7 +344,7 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     generator = np.random.default_rng(1)
     hits = 0
     for _ in range(300):
-        found = estimate(generator.normal(5, 2, size=60), samples=400)
+        found = estimate(generator.normal(5, 2, size=60), 60, samples=400)
         assert found.low is not None
         assert found.high is not None
         hits += found.low <= 5 <= found.high
@@ -355,8 +352,8 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
 
 
 def test_estimates_leave_out_examples_without_a_value() -> None:
-    assert estimate(np.array([1.0, np.nan, 3.0])).value == 2
-    nothing = estimate(np.array([np.nan]))
+    assert estimate(np.array([1.0, np.nan, 3.0]), 3).value == 2
+    nothing = estimate(np.array([np.nan]), 1)
     assert math.isnan(nothing.value)
     assert nothing.low is None
 
@@ -379,12 +376,12 @@ def test_many_sign_flips_are_near_the_exact_ones() -> None:
 
 def test_comparisons_are_paired_and_seeded() -> None:
     base = np.random.default_rng(0).normal(0, 50, size=80)
-    ours = compare(base + 1 + np.linspace(0, 0.1, 80), base)
+    ours = compare_means(base + 1 + np.linspace(0, 0.1, 80), base)
     assert ours.difference == pytest.approx(1.05)
     assert ours.p_value < 0.001
-    assert ours == compare(base + 1 + np.linspace(0, 0.1, 80), base)
-    assert compare(base, base).p_value == 1
-    assert compare(base, np.full(80, np.nan)).num_examples == 0
+    assert ours == compare_means(base + 1 + np.linspace(0, 0.1, 80), base)
+    assert compare_means(base, base).p_value == 1
+    assert compare_means(base, np.full(80, np.nan)).num_examples == 0
 
 
 def test_corpus_comparison_of_equal_scores_is_not_significant() -> None:

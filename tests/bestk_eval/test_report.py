@@ -99,7 +99,7 @@ def test_tables_in_every_format(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert r"\multicolumn{3}{c}{Oracle}" in latex
     assert latex.count(r"\begin{tabular}") == len(report.tables)
     for table in report.tables:
-        widths = {len(row) for row in table.rows} | {len(table.headings), len(table.groups)}
+        widths = {len(row) for row in table.rows} | {len(table.headings)}
         assert len(widths) == 1
     assert "**" in markdown
     assert "model:toy" in numbers["views"]["all"]["signatures"]["R1"]
@@ -245,7 +245,7 @@ def test_a_folder_without_a_run_says_what_makes_one(tmp_path: Path) -> None:
 
 def test_comparisons_say_who_is_better(toy: Path) -> None:
     board = Scorer(load_runs([toy]), build(["counts"]), samples=SAMPLES).board()
-    table = comparison_table(differences(board, "BS", ["|S|"]))
+    table = comparison_table(differences(board, "BS"))
     cells = {row[0][0]: row[1] for row in table.rows}
     assert cells["BKS_mean"] == ("+15.9* (p=0.001)", "best")
     assert "BS" not in cells

@@ -1,4 +1,4 @@
-"""How many texts: S, |S|, and how often a search completed any text at all."""
+"""How many texts a search completed, and what they cost: counts, seconds, expansions, calls."""
 
 from __future__ import annotations
 
@@ -16,15 +16,28 @@ class Counts(SetMetric):
     """
 
     family = "counts"
+    signature = f"counts|merge:equal-text|v:{__version__}"
     columns = (
         Column(key="S", title="texts completed", group="Stat", better=0),
         Column(key="|S|", title="different texts", group="Stat", better=1, latex="$|S|$"),
         Column(key="Done", title="% of examples with a completed text", group="Stat", better=1),
     )
 
-    @property
-    def signature(self) -> str:
-        return f"counts|merge:equal-text|v:{__version__}"
-
     def score(self, pool: Pool, view: str, top: int) -> Sequence[float]:
         return [pool.num_texts, len(pool.texts), 100.0 * bool(pool.texts)]
+
+
+class SearchCost(SetMetric):
+    """Seconds are a batch's wall-clock time over its examples."""
+
+    family = "cost"
+    signature = "cost|seconds:wall,batch/size"
+    columns = (
+        Column(key="Time", title="seconds per example", group="Cost", better=-1),
+        Column(key="Nodes", title="node expansions", group="Cost", better=0),
+        Column(key="Calls", title="model calls", group="Cost", better=0),
+    )
+
+    def score(self, pool: Pool, view: str, top: int) -> Sequence[float]:
+        seconds = float("nan") if pool.seconds is None else pool.seconds
+        return [seconds, pool.expanded, pool.model_calls]
