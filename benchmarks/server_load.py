@@ -192,7 +192,15 @@ async def _stream(client: httpx.AsyncClient, source: random.Random, case: Case) 
 
 async def _complete(client: httpx.AsyncClient, source: random.Random, case: Case) -> str | None:
     n = source.choice([1, 5])
-    body = {"prompt": case.prompt, "n": n, **case.settings}
+    # The first n of what a search finds that knows no n.
+    body = {
+        "prompt": case.prompt,
+        "n": n,
+        "policy": "best-k",
+        "k": 5,
+        "beam_size": 10,
+        **case.settings,
+    }
     answer = await client.post("/v1/completions", json=body)
     if not answer.is_success:
         return answer.text

@@ -6,9 +6,10 @@ written before is whole, and whoever comes next goes on from there. Knows bytes 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,23 @@ def append(path: Path, data: bytes) -> None:
 def replace(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole, with the old content or the new."""
     scratch = path.with_name(path.name + ".new")
-    with scratch.open("wb") as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    with removed_on_failure(scratch):
+        with scratch.open("wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+
+
+@contextlib.contextmanager
+def removed_on_failure(scratch: Path) -> Iterator[None]:
+    """Leave nothing of a file that could not be written: the disk may be full."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

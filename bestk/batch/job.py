@@ -9,7 +9,6 @@ over a cluster writes what an unbroken one on one machine writes. Knows neither 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from collections.abc import Iterator
@@ -22,9 +21,8 @@ from bestk.batch.sources import Offset, Shard, Source, format_of, open_source
 from bestk.batch.store import JobStore
 from bestk.batch.window import JobConfig, WindowRunner, facts_of, prepare
 from bestk.batch.writing import assembler, copies_columns
-from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
+from bestk.config import DIVERSITY, SearchConfig
 from bestk.engine.memory import check_batch_size
-from bestk.engine.scheduler import Scheduler, queues
 from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.loading import load
@@ -97,12 +95,12 @@ def run_batch(
     *,
     raw: bool = False,
     system: str | None = None,
-    num_texts: int | None = None,
-    select: str = SELECTIONS[0],
+    select: str | None = None,
     diversity: float = DIVERSITY,
     rerank: str | None = None,
     full: bool = False,
     tree: bool = False,
+    allowed: str | Path | None = None,
     batch_size: int | str = "auto",
     window: int | None = None,
     shard: str | None = None,
@@ -113,17 +111,18 @@ def run_batch(
 
     `options` are the fields of `SearchConfig`. Called again after it was broken off, it goes on;
     once it is done, it does nothing. Of Parquet and JSON lines, gzipped or not, any goes with any.
+    With `allowed`, a file of a trie, every text is an item; `exclude` of a row leaves some out.
     """
     wanted = JobConfig(
         config=SearchConfig.of(options, config),
         raw=raw,
         system=system,
-        num_texts=num_texts,
         select=select,
         diversity=diversity,
         rerank=rerank,
         full=full,
         tree=tree,
+        allowed=None if allowed is None else str(allowed),
     )
     job = Job(
         model=ModelName(model) if isinstance(model, str) else model,
@@ -173,14 +172,10 @@ def follow_batch(job: Job) -> Iterator[JobProgress]:
         elif store.state.stage == "searching":
             runner = WindowRunner(job.language_model, job.wanted, with_columns=columns)
             for read in source.windows(store.state.place, stop, window):
-                # From an empty start and alone, so that nothing depends on what ran before.
-                with contextlib.closing(Scheduler(batch_size)) as scheduler:
-                    for queue in queues(runner.begin(read.rows), batch_size):
-                        for request in queue:
-                            scheduler.add(request)
-                        while scheduler.has_work:
-                            for update in scheduler.step():
-                                runner.note(update)
+                for scheduler in runner.schedulers(read.rows, batch_size):
+                    while scheduler.has_work:
+                        for update in scheduler.step():
+                            runner.note(update)
                 store.commit(runner.output(), read.end)
                 yield report()
         store.finish(assembler(job.output, source))

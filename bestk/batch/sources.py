@@ -122,13 +122,10 @@ class Source(ABC):
         return None
 
     def digest(self) -> str:
-        """Name the file by its size and its first and last megabyte, to see whether it changed."""
-        size = self.path.stat().st_size
+        """Name the file by all of its bytes, to see whether it changed."""
         with self.path.open("rb") as file:
-            seen = hashlib.sha256(file.read(_BLOCK))
-            file.seek(max(size - _BLOCK, 0))
-            seen.update(file.read(_BLOCK))
-        return f"{size} bytes, sha256 {seen.hexdigest()[:16]}"
+            seen = hashlib.file_digest(file, "sha256").hexdigest()
+        return f"{self.path.stat().st_size} bytes, sha256 {seen[:16]}"
 
 
 class JsonLines(Source):

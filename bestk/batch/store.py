@@ -118,9 +118,10 @@ class JobStore:
         self._put(replace(self.state, stage="writing"))
         if assemble is not None:
             scratch = self.folder / "output"
-            assemble(self.results, scratch)
-            durable.sync(scratch)
-            os.replace(scratch, self.output)
+            with durable.removed_on_failure(scratch):
+                assemble(self.results, scratch)
+                durable.sync(scratch)
+                os.replace(scratch, self.output)
         elif self.results.exists():  # else it was moved before a kill
             os.replace(self.results, self.output)
         if self.errors.exists() and self.state.errors:

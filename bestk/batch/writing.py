@@ -163,6 +163,7 @@ def _own_types() -> dict[str, Any]:
         "texts": pa.list_(pa.string()),
         "scores": pa.list_(real),
         "rerank_scores": pa.list_(real),
+        "items": pa.string(),  # as JSON: numbers or texts
         "mass": pa.struct([(part, real) for part in parts]),
         "cost": pa.struct([("expanded", whole), ("model_calls", whole)]),
         "stop_reason": pa.string(),

@@ -12,6 +12,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from bestk.constraints.allowed import Allowed
+from bestk.constraints.trie import Trie
 from bestk.lm.language_model import LanguageModel
 from bestk.server import docs_page, errors, openai_api, pages, render_api, search_api
 from bestk.server.limits import Limits
@@ -39,12 +41,14 @@ def create_app(
     limits: Limits | None = None,
     access: Access | None = None,
     rerankers: Mapping[str, Any] | None = None,
+    tries: Mapping[str, Trie] | None = None,
 ) -> FastAPI:
     """Make the application; its loop is `app.state.loop`, which somebody must start."""
     access, metrics = access or Access(), Metrics()
     loop = SearchLoop(limits, on_end=metrics.search_ended)
     metrics.watch(loop)
-    service = Service(models=models, loop=loop, rerankers=rerankers or {})
+    allowed = {name: Allowed(trie) for name, trie in (tries or {}).items()}
+    service = Service(models=models, loop=loop, rerankers=rerankers or {}, tries=allowed)
     app = FastAPI(
         title="bestk", version=__version__, description=_ABOUT, docs_url=None, redoc_url=None
     )

@@ -17,11 +17,13 @@ from typing import Any
 from bestk.api import best_first_config
 from bestk.baselines.methods import BestFirst, Scored, method_of, requests_for
 from bestk.config import SearchConfig
+from bestk.constraints.allowed import Allowed
 from bestk.core.mass import Mass
 from bestk.engine.batch import Row
 from bestk.engine.request import Request
 from bestk.errors import BestKError
 from bestk.lm.language_model import LanguageModel
+from bestk.processors.pipeline import Hooks
 from bestk.result import Hypothesis, SearchResult
 
 BEST_K = "BKS"
@@ -48,7 +50,9 @@ class SearchCall:
     config: SearchConfig
     method: str = BEST_K
     seed: int = 0
-    is_followed: bool = False  # whether the client wants to hear of every step
+    allowed: Allowed | None = None
+    exclude: Sequence[Any] = ()
+    is_followed: bool = False  # whether the client wants to hear of a search's every step
     with_graph: bool = False  # and to see the tree as it grows
     max_seconds: float | None = None  # the server's own limit, beside the config's timeout
 
@@ -60,7 +64,9 @@ class SearchCall:
             self.method,
             self.config,
             seed=self.seed,
-            is_watched=self.is_followed,
+            hooks=Hooks(allowed=self.allowed),
+            exclude=[self.exclude] if self.exclude else (),
+            is_watched=self.is_followed and self.search_config is not None,
             max_seconds=self.max_seconds,
         )
         return request

@@ -6,47 +6,57 @@ A request past a limit is refused before anything is searched. Knows settings, n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from bestk.config import SearchConfig
+from bestk.config import GrammarLimits, SearchConfig
 from bestk.errors import OptionError, PromptError
+
+
+def _limit(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of a server; the first group has flags of `bestk serve`."""
+    """The limits of a server; every one has a flag of `bestk serve`, `--max-` and its name."""
 
-    queue: int = 64  # searches that may wait
-    searches: int = 8  # that run side by side
-    prompt_tokens: int = 2048
-    new_tokens: int = 512
-    budget: int = 3000
-    seconds: float = 120.0  # of one search, the waiting not counted
-    body_bytes: int = 4_000_000
-
-    k: int = 128
-    frontier: int = 50_000
-    children: int = 1000
-    prompts: int = 32  # of one request
-    graph_nodes: int = 200_000
+    searches: int = _limit(8, "Searches that run side by side.")
+    queue: int = _limit(64, "Searches that may wait; more are refused.")
+    seconds: float = _limit(120.0, "Time of one search, the waiting not counted.")
+    prompts: int = _limit(32, "Prompts of one request.")
+    prompt_tokens: int = _limit(2048, "Longest prompt.")
+    prompt_characters: int = _limit(200_000, "Longest prompt before it is encoded.")
+    new_tokens: int = _limit(512, "Longest text.")
+    budget: int = _limit(3000, "Node expansions of one search.")
+    k: int = _limit(128, "Nodes of one model call, and beams of other methods.")
+    frontier: int = _limit(50_000, "Open nodes.")
+    children: int = _limit(1000, "Tokens looked at per node.")
+    graph_nodes: int = _limit(200_000, "Nodes of a graph.")
+    body_bytes: int = _limit(4_000_000, "Size of a request's body.")
+    grammar_characters: int = _limit(GrammarLimits.characters, "Longest regex, schema or grammar.")
+    grammar_depth: int = _limit(GrammarLimits.depth, "Brackets in brackets of it.")
+    grammar_items: int = _limit(GrammarLimits.items, "Commas and bars in it.")
+    grammar_seconds: float = _limit(GrammarLimits.seconds, "Time to compile it and to try it out.")
+    grammar_megabytes: int = _limit(GrammarLimits.megabytes, "Memory for that.")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name == "queue" else 1
-            if field.name == "seconds":
+            if field.type == "float":
                 if not value > 0:
-                    raise OptionError(f"the limit of seconds must be above 0, got {value:g}")
+                    raise OptionError(f"the limit of {field.name} must be above 0, got {value:g}")
             elif value < least:
                 raise OptionError(
                     f"the limit of {field.name} must be at least {least}, got {value}"
                 )
 
-    @classmethod
-    def of(cls, given: Mapping[str, float | None]) -> Limits:
-        """Make limits of those that are given; None is the default."""
-        return cls(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    @property
+    def grammar(self) -> GrammarLimits:
+        """What a grammar may be and take."""
+        fields = dataclasses.fields(GrammarLimits)
+        return GrammarLimits(**{f.name: getattr(self, f"grammar_{f.name}") for f in fields})
 
     def check(self, config: SearchConfig) -> None:
         """Refuse settings that this server does not run."""
@@ -61,7 +71,8 @@ class Limits:
         for name, limit in most.items():
             value = getattr(config, name)
             if value is not None and value > limit:
-                raise OptionError(f"{name} is at most {limit:g} on this server, got {value:g}")
+                shown = f"{value:g}" if isinstance(value, float) else value
+                raise OptionError(f"{name} is at most {limit:g} on this server, got {shown}")
         if config.total_budget > self.budget:
             raise OptionError(
                 f"the budget is at most {self.budget} expansions on this server, got "
@@ -91,6 +102,16 @@ class Limits:
             raise OptionError(
                 f"a graph may have {self.graph_nodes} nodes on this server, these settings could "
                 f"make {nodes}: leave graph out, lower the budget or raise min_prob"
+            )
+
+    def check_text(self, prompt: Any) -> None:
+        """Refuse a prompt that would take long to encode."""
+        parts = prompt if isinstance(prompt, list) else [prompt]
+        size = sum(len(str(one["content"] if isinstance(one, dict) else one)) for one in parts)
+        if size > self.prompt_characters:
+            raise PromptError(
+                f"the prompt has {size} characters, at most {self.prompt_characters} on this "
+                "server: shorten it"
             )
 
     def check_prompt(self, num_tokens: int) -> None:

@@ -1,6 +1,7 @@
 """The thread that owns the models: an inbox, and the scheduler's steps.
 
-Every call here but the thread's own is safe from any thread. Knows nothing of HTTP.
+Prompts are encoded and grammars compiled on threads of their own, so none of it holds up a step.
+Every call here but the threads' own is safe from any thread. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+from bestk.constraints import compile_apart
 from bestk.engine.request import Request, Update
 from bestk.engine.scheduler import Scheduler
 from bestk.errors import BestKError
@@ -38,7 +41,13 @@ class SearchLoop:
         self.on_end = on_end
         self.scheduler = Scheduler(self.limits.searches, serves=True)
         self._wake = threading.Condition()  # its lock may be taken again by who holds it
-        self._arrived: deque[Handle] = deque()  # not looked at yet
+        self._arrived: deque[Handle] = deque()  # not ready yet, or not yet with the scheduler
+        # Grammars have a thread to themselves: who brings none does not wait for them.
+        self._preparing = {
+            has_grammar: ThreadPoolExecutor(1, f"bestk-prepare-{int(has_grammar)}")
+            for has_grammar in (False, True)
+        }
+        self._encoding = threading.Lock()  # tokenizers and evaluations serve one at a time
         self._waiting: deque[Handle] = deque()  # in the order that they begin
         self._handles: dict[Request, Handle] = {}  # of all that are not over
         self._mean_seconds = 1.0
@@ -59,7 +68,7 @@ class SearchLoop:
                 raise StoppingError("the server is shutting down: try another, or later")
             self._check_room()
             self._arrived.append(handle)
-            self._wake.notify_all()
+            self._preparing[handle.call.config.has_grammar].submit(self._prepare, handle)
 
     def cancel(self, handle: Handle) -> None:
         """Drop a search whose client has gone; what it held is free after the step under way."""
@@ -116,7 +125,7 @@ class SearchLoop:
         """Work until told to stop: what the thread does."""
         try:
             while self._wait():
-                self._welcome()
+                self._admit()
                 self._drop_cancelled()
                 updates = self.scheduler.step()
                 self._note_begun()
@@ -126,6 +135,9 @@ class SearchLoop:
             logger.exception("the loop has stopped")
             self._is_stuck = error
             self._break_off(error)
+        finally:
+            for threads in self._preparing.values():
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def _check_room(self) -> None:
         """Refuse a search that could neither begin nor wait."""
@@ -142,34 +154,52 @@ class SearchLoop:
     def _wait(self) -> bool:
         """Wait for something to do; return whether to go on."""
         with self._wake:
-            while not (self._arrived or self._handles):
-                if self._stop_at is not None:
+            while not (self._handles or any(one.request for one in self._arrived)):
+                if self._stop_at is not None and not self._arrived:
                     self.scheduler.close()
                     return False
-                self._wake.wait()
+                left = math.inf if self._stop_at is None else self._stop_at - time.monotonic()
+                if left <= 0:
+                    break
+                self._wake.wait(None if left == math.inf else left)
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             self._break_off(None)
             return False
         return True
 
-    def _welcome(self) -> None:
-        """Look at the searches that arrived: refuse what is wrong with them before they wait."""
-        while self._arrived:
-            handle = self._arrived[0]
-            try:
+    def _prepare(self, handle: Handle) -> None:
+        """Make a search ready, or refuse what is wrong with it."""
+        request, failure = None, None
+        try:
+            self.limits.check_text(handle.call.prompt)
+            compile_apart(handle.call.config, handle.call.lm, self.limits.grammar)
+            with self._encoding:
                 request = handle.call.request()
-                self.limits.check_prompt(request.length)
+            self.limits.check_prompt(request.length)
+        except Exception as error:
+            if not isinstance(error, BestKError):
+                logger.exception("a search could not be prepared")
+            failure = error
+        with self._wake:
+            if handle not in self._arrived:
+                return  # the loop has been broken off
+            if failure is None and request is not None:
                 handle.accept(request)
-            except Exception as error:
-                if not isinstance(error, BestKError):
-                    logger.exception("a search could not be prepared")
-                self._over(handle, error)
-            with self._wake:
-                self._arrived.popleft()
-                if handle.request is not None:
-                    self._waiting.append(handle)
-                    self._handles[handle.request] = handle
-                    self.scheduler.add(handle.request)
+            else:
+                self._arrived.remove(handle)
+            self._wake.notify_all()
+        if failure is not None:
+            self._over(handle, failure)
+
+    def _admit(self) -> None:
+        """Give the scheduler the searches that are ready."""
+        with self._wake:
+            for handle in [one for one in self._arrived if one.request is not None]:
+                assert handle.request is not None
+                self._arrived.remove(handle)
+                self._waiting.append(handle)
+                self._handles[handle.request] = handle
+                self.scheduler.add(handle.request)
 
     def _drop_cancelled(self) -> None:
         for request, handle in list(self._handles.items()):

@@ -21,6 +21,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from bestk.constraints.trie import Trie
 from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.rerank import reranker_of
@@ -34,6 +35,7 @@ TOKEN_VARIABLE = "BESTK_TOKEN"
 # Seconds that uvicorn gets, after the grace period, to send what the loop had to say.
 _LAST_WORDS = 5
 _BACKLOG = 2048  # uvicorn's own
+_HEADER_BYTES = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class ServeOptions:
     grace: float = 30.0
     limits: Limits = field(default_factory=Limits)
     rerankers: Sequence[str] = ()
+    tries: Sequence[str] = ()  # name=file
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -68,7 +71,13 @@ class ServeOptions:
 def serve(models: Sequence[LanguageModel], options: ServeOptions) -> None:
     """Serve until a signal comes."""
     rerankers = {name: reranker_of(name) for name in options.rerankers}
-    app = create_app(by_name(models), options.limits, options.access, rerankers)
+    tries = {}
+    for given in options.tries:
+        name, _, path = given.partition("=")
+        if not name or not path or name in tries:
+            raise OptionError(f"a trie is given as name=file, each name once, got {given!r}")
+        tries[name] = Trie.load(path, mmap=True)
+    app = create_app(by_name(models), options.limits, options.access, rerankers, tries)
     listening = _listen(options.host, options.port)
     server = make_server(app, options)
     host, port = listening.getsockname()[:2]
@@ -97,6 +106,8 @@ def make_server(app: FastAPI, options: ServeOptions) -> GracefulServer:
         access_log=False,
         timeout_graceful_shutdown=int(options.grace) + _LAST_WORDS,
         server_header=False,
+        http="h11",  # the one whose headers are bounded
+        h11_max_incomplete_event_size=_HEADER_BYTES,
     )
     return GracefulServer(config, options.grace)
 

@@ -16,7 +16,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from bestk.config import SELECTIONS
 from bestk.core.record import TreeRecord
 from bestk.errors import OptionError
 from bestk.result import Hypothesis, SearchResult
@@ -84,21 +83,21 @@ class OpenAIRequest(ABC):
     def __init__(self, service: Service, body: OpenAIBody, prompts: list[Any]) -> None:
         self.body = body
         _refuse(body)
-        given = _one_of(body, "n", "num_texts")
-        self.n = 1 if given is None else given
+        n = _one_of(body, "n", "num_texts")
+        self.n = 1 if n is None else n
         if self.n < 1:
             raise OptionError(f"n must be at least 1, got {self.n}")
         if len(prompts) > service.limits.prompts:
             raise OptionError(
                 f"a request has at most {service.limits.prompts} prompts, got {len(prompts)}"
             )
-        if body.stream and (body.rerank or body.select != SELECTIONS[0]):
+        if body.stream and (body.rerank or body.select):
             raise OptionError("a stream sends texts as they come: leave rerank and select out")
         if body.stream_options is not None and not body.stream:
             raise OptionError("stream_options are for a stream: set stream, or leave them out")
         self.name, self.lm = service.model(body.model)
         self.top = self._top()
-        self.finish = service.finish(body, self.n)
+        self.finish = service.finish(body)
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         config = service.check(settings_of(body, self._given(), without=self._neutral()))
         self.calls = [
@@ -199,7 +198,8 @@ class OpenAIRequest(ABC):
     def _given(self) -> dict[str, Any]:
         """Return the settings that OpenAI has other names for."""
         length = _one_of(self.body, "max_tokens", "max_completion_tokens", "max_new_tokens")
-        return {} if length is None else {"max_new_tokens": length}
+        given = {"num_texts": _one_of(self.body, "n", "num_texts"), "max_new_tokens": length}
+        return {name: value for name, value in given.items() if value is not None}
 
     def _neutral(self) -> set[str]:
         """Name settings that are given, and say nothing: OpenAI's clients send top_p=1."""

@@ -115,7 +115,7 @@ def token_details(
 def _choice(index: int, text: Hypothesis) -> Choice:
     return {
         "index": index,
-        "finish_reason": "stop" if text.is_complete else "length",
+        "finish_reason": text.finish_reason,
         "score": text.score,
         "log_prob": text.log_prob,
     }

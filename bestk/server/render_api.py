@@ -7,11 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Body
 from fastapi.responses import HTMLResponse, Response
 
-from bestk.errors import BestKError, SchemaError
+from bestk.errors import SchemaError
 from bestk.result import SearchResult
 from bestk.server.errors import responses
 from bestk.server.service import Service
 from bestk.server.subscription import in_thread
+from bestk.viz.files import drawn
 from bestk.viz.graph import FORMAT, FORMAT_VERSION, Graph
 from bestk.viz.html import render, to_html
 
@@ -44,17 +45,11 @@ def router(service: Service) -> APIRouter:
 
 
 def _page(service: Service, body: dict[str, Any]) -> str:
-    try:
-        if "graph" in body:
-            return render(_graph(body["graph"]))
-        body = {name: value for name, value in body.items() if name not in ("id", "model", "graph")}
-        result = SearchResult.from_json(body)
-        service.limits.check(result.config)
-        return to_html(result)
-    except BestKError:
-        raise
-    except Exception as error:  # a file that somebody made by hand can be wrong in any way
-        raise SchemaError(f"the result cannot be drawn: {error}") from error
+    if "graph" in body:
+        return drawn(lambda: render(_graph(body["graph"])))
+    result = SearchResult.from_json(body)
+    service.limits.check(result.config)
+    return drawn(lambda: to_html(result))
 
 
 def _graph(graph: Any) -> Graph:

@@ -73,9 +73,8 @@ def _field(setting: Setting) -> tuple[Any, Any]:
 class Choice(Body):
     """Which of the texts are returned, and in which order."""
 
-    num_texts: int | None = Field(default=None, description="Texts to return; all unless given.")
-    select: Literal[SELECTIONS] = Field(  # type: ignore[valid-type]
-        default=SELECTIONS[0], description="The best texts, or good ones that differ."
+    select: Literal[SELECTIONS] | None = Field(  # type: ignore[valid-type]
+        default=None, description="Of n texts good ones that differ, as is usual, or the best."
     )
     diversity: float = Field(
         default=DIVERSITY, description="How much diverse texts differ: 0, quality alone, to 1."
@@ -89,10 +88,10 @@ if typing.TYPE_CHECKING:
     Settings = Choice
 else:
     Settings = create_model(
-        "Settings", __base__=Choice, **{s.name: _field(s) for s in every_setting()}
+        "Settings", __base__=Choice, **{s.name: _field(s) for s in every_setting(SearchConfig)}
     )
 
-SETTING_NAMES = frozenset(setting.name for setting in every_setting())
+SETTING_NAMES = frozenset(setting.name for setting in every_setting(SearchConfig))
 
 
 class TextPart(Body):
@@ -137,6 +136,12 @@ class SearchBody(Settings):
         default=BEST_K, description="BKS for best-k search, or a name of /v1/settings' methods."
     )
     seed: int = Field(default=0, description="Seed of the methods that draw.")
+    allowed: str | None = Field(
+        default=None, description="A trie of this server: every text is one of its items."
+    )
+    exclude: list[int | str] = Field(
+        default=[], description="Items of it that are left out, as results name them."
+    )
     stream: bool = Field(default=False, description="Send events while the search runs.")
     graph: bool = Field(default=False, description="Send the search tree too.")
     tree: bool = Field(

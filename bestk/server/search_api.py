@@ -97,14 +97,17 @@ class Asked:
     def __init__(self, service: Service, body: SearchBody) -> None:
         self.body = body
         self.name, lm = service.model(body.model)
-        self.config = service.check(settings_of(body))
-        self.finish: Finish = service.finish(body, body.num_texts)
+        allowed = service.trie(body.allowed)
+        self.config = service.check(settings_of(body), allowed)
+        self.finish: Finish = service.finish(body)
         call = SearchCall(
             lm=lm,
             prompt=_prompt(lm, body),
             config=self.config,
             method=body.method,
             seed=body.seed,
+            allowed=allowed,
+            exclude=body.exclude,
             is_followed=body.stream,
             with_graph=body.graph,
             max_seconds=service.limits.seconds,
@@ -217,28 +220,29 @@ def _settings(service: Service, needs_token: bool) -> SettingsAnswer:
         "max_children": limits.children,
         "timeout": limits.seconds,
     }
+    usual = dataclasses.asdict(SearchConfig())
     return SettingsAnswer(
         settings=[
             SettingAnswer(
                 name=setting.name,
                 type=setting.type_name,
-                default=list(setting.default) if setting.is_list else setting.default,
+                default=list(usual[setting.name]) if setting.is_list else usual[setting.name],
                 help=setting.help,
                 panel=setting.panel,
                 choices=None if setting.choices is None else list(setting.choices),
                 min=setting.minimum,
                 max=most.get(setting.name, setting.maximum),
             )
-            for setting in every_setting()
+            for setting in every_setting(SearchConfig)
         ],
         methods=[BEST_K, *METHODS],
         limits=dataclasses.asdict(limits),
         defaults={
             "model": next(iter(service.models)),
             "method": BEST_K,
-            "select": SELECTIONS[0],
+            "select": None,
             "diversity": DIVERSITY,
-            **dataclasses.asdict(SearchConfig()),
+            **usual,
         },
         models=list(service.models),
         rerankers=[*FREE_RERANKERS, *service.rerankers],

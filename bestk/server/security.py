@@ -6,6 +6,7 @@ Plain ASGI, so that streams pass through untouched. Knows no search.
 from __future__ import annotations
 
 import hmac
+import re
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -136,7 +137,11 @@ class HostChecked:
         await self.app(scope, receive, send)
 
     def _host(self, scope: Scope) -> str:
-        host = Headers(scope=scope).get("host", "")
-        if host.startswith("["):  # IPv6
-            return host[1:].partition("]")[0]
-        return host.partition(":")[0].lower()
+        """Return the name in the header; nothing where it is not a name, and a port or none."""
+        given = Headers(scope=scope).getlist("host")
+        found = (
+            re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", given[0].lower(), re.A)
+            if len(given) == 1
+            else None
+        )
+        return (found[1] or found[2]) if found else ""

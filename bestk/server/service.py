@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bestk.config import SearchConfig
+from bestk.constraints.allowed import Allowed
 from bestk.errors import OptionError, unknown
 from bestk.lm.language_model import LanguageModel
 from bestk.rerank import reranker_of
@@ -34,6 +35,7 @@ class Service:
     models: Mapping[str, LanguageModel]
     loop: SearchLoop
     rerankers: Mapping[str, Any] = field(default_factory=dict)  # by name, loaded already
+    tries: Mapping[str, Allowed] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:
@@ -49,18 +51,23 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
         return name, self.models[name]
 
-    def finish(self, body: Settings, num_texts: int | None) -> Finish:
+    def finish(self, body: Settings) -> Finish:
         """Make what chooses the texts; a client cannot make the server load models."""
         name = body.rerank
         if name is not None and name not in (*FREE_RERANKERS, *self.rerankers):
             offered = [*FREE_RERANKERS, *self.rerankers]
             raise OptionError(unknown("reranker", name, offered))
         reranker = None if name is None else self.rerankers.get(name) or reranker_of(name)
-        return Finish(
-            rerank=reranker, num_texts=num_texts, select=body.select, diversity=body.diversity
-        )
+        return Finish(rerank=reranker, select=body.select, diversity=body.diversity)
 
-    def check(self, config: SearchConfig) -> SearchConfig:
+    def check(self, config: SearchConfig, allowed: Allowed | None = None) -> SearchConfig:
         """Return the settings if they are within the limits."""
+        config = config if allowed is None else allowed.settings(config)
         self.limits.check(config)
         return config
+
+    def trie(self, name: str | None) -> Allowed | None:
+        """Find a trie."""
+        if name is not None and name not in self.tries:
+            raise OptionError(unknown("trie", name, self.tries))
+        return None if name is None else self.tries[name]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from bestk.errors import OptionError
+from bestk.errors import BestKError, OptionError, SchemaError
 from bestk.result import SearchResult
 from bestk.viz.dot import to_dot, to_svg
 from bestk.viz.graph import to_graph
@@ -29,11 +29,21 @@ def write_picture(result: SearchResult, path: str | os.PathLike[str]) -> None:
         raise OptionError(
             f"a picture's name must end in one of {', '.join(KINDS)}, got {target.name!r}"
         )
-    picture = draw(result)
+    picture = drawn(lambda: draw(result))
     try:
         target.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise OptionError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def drawn(draw: Callable[[], str]) -> str:
+    """Return a picture of what somebody may have made by hand, which can be wrong in any way."""
+    try:
+        return draw()
+    except BestKError:
+        raise
+    except Exception as error:
+        raise SchemaError(f"the result cannot be drawn: {error}") from error
 
 
 def read_result(path: str | os.PathLike[str]) -> SearchResult:

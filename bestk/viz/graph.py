@@ -34,6 +34,7 @@ Graph = dict[str, Any]
 Node = dict[str, Any]
 
 _ALWAYS = ("format", "version", "num_steps")  # in every part of a graph
+_TOLD = ("text", "score", "log_prob", "step", "count", "is_certified")  # of a completed text
 
 
 def to_graph(result: SearchResult, *, frontiers: bool = True, pruned_prob: bool = True) -> Graph:
@@ -173,18 +174,8 @@ def _completions(result: SearchResult, nodes: list[Node]) -> list[dict[str, Any]
         node = 0
         for token in hypothesis.token_ids:
             node = place[node, token]
-        listed.append(
-            {
-                "rank": rank,
-                "node": node,
-                "text": hypothesis.text,
-                "score": hypothesis.score,
-                "log_prob": hypothesis.log_prob,
-                "step": hypothesis.step,
-                "count": hypothesis.count,
-                "is_certified": hypothesis.is_certified,
-            }
-        )
+        told = {name: getattr(hypothesis, name) for name in _TOLD}
+        listed.append({"rank": rank, "node": node, **told})
     return listed
 
 

@@ -2,11 +2,14 @@
 
 A record says which nodes were expanded and when, and what became of every child; the order of the
 frontier follows from the scores and the decay. Priorities and ties are those of `frontier.py`, in
-the same float64 arithmetic. Knows nothing of text.
+the same float64 arithmetic. Of other policies the record knows no priorities: open nodes are then
+told in the order of their scores, what was dropped as dropped where it was found. Knows no text.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +21,9 @@ from bestk.core.policy import age_table
 from bestk.core.record import TreeRecord
 from bestk.core.tree import State
 from bestk.errors import SchemaError
+
+# Open nodes put in order, all steps together: some seconds.
+_MOST_ORDERED = 20_000_000
 
 Ints = NDArray[np.int64]
 Reals = NDArray[np.float64]
@@ -66,7 +72,8 @@ def replay(record: TreeRecord, config: SearchConfig) -> Replay:
 
 def decay_by_age(config: SearchConfig, num_steps: int) -> list[float]:
     """List what the decay takes from a score at every age from 0 to `num_steps`."""
-    table: list[float] = age_table(config, torch.device("cpu"))[: num_steps + 1].tolist()
+    reached = dataclasses.replace(config, k=1, budget=num_steps)  # not what a file says
+    table: list[float] = age_table(reached, torch.device("cpu"))[: num_steps + 1].tolist()
     return table
 
 
@@ -79,26 +86,45 @@ def _moments(
     expanded_at = np.where(slot >= 0, _column(record.expanded_at)[slot], -1)
     num_steps = int(_column(record.expanded_at).max()) + 1
     decays = np.array(decay_by_age(config, num_steps))
+    is_known = config.policy == "best-k"
+    was_open &= is_known | (state != int(State.DROPPED))
     pruned_at = np.full(len(found), -1, dtype=np.int64)
     frontier = np.zeros(1, dtype=np.int64)  # the root, about to be expanded
-    moments = []
-    for step in range(num_steps):
-        group = np.flatnonzero(expanded_at == step)
-        group = group[np.argsort(slot[group])]
-        if not np.array_equal(frontier[: len(group)], group):
+    moments, num_ordered = [], 0
+    groups = _by_step(expanded_at, num_steps, order=slot)
+    arrived = _by_step(np.where(was_open, found, -1), num_steps, order=np.arange(len(found)))
+    for step, (group, fresh) in enumerate(zip(groups, arrived, strict=True)):
+        num_ordered += len(frontier) + len(fresh)
+        if num_ordered > _MOST_ORDERED:
+            raise SchemaError(
+                f"a search of {num_steps} steps with {len(frontier)} open nodes is too large to "
+                "draw: search with a smaller budget or max_frontier"
+            )
+        is_first = frontier[: len(group)] if is_known else np.intersect1d(frontier, group)
+        if not np.array_equal(is_first, group if is_known else np.sort(group)):
             raise SchemaError(
                 f"a saved tree must follow from its settings, but step {step} expanded other "
                 "nodes than the best: save the result again, tree and settings together"
             )
-        fresh = np.flatnonzero((found == step) & was_open)
-        pool = np.sort(np.concatenate([frontier[len(group) :], fresh[fresh > 0]]))
+        left = frontier[~np.isin(frontier, group)]
+        pool = np.sort(np.concatenate([left, fresh[fresh > 0]]))
         priority = score[pool] - decays[step + 1 - found[pool]]
         order = np.argsort(-priority, kind="stable")
-        pruned_at[pool[order[config.max_frontier :]]] = step
-        order = order[: config.max_frontier]
+        if is_known:
+            pruned_at[pool[order[config.max_frontier :]]] = step
+            order = order[: config.max_frontier]
         frontier = pool[order]
         moments.append(Moment(group, frontier, priority[order]))
+    if not is_known:
+        pruned_at = np.where(state == int(State.DROPPED), found, -1)
     return tuple(moments), pruned_at
+
+
+def _by_step(steps: Ints, num_steps: int, *, order: Ints) -> list[Ints]:
+    """List, for every step, which numbers it stands at, in order."""
+    sorted_ = np.lexsort((order, steps))
+    ends = np.searchsorted(steps[sorted_], np.arange(num_steps + 1))
+    return [sorted_[start:end] for start, end in itertools.pairwise(ends.tolist())]
 
 
 def _in_order_found(record: TreeRecord) -> Ints:

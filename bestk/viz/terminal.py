@@ -17,7 +17,7 @@ from rich.tree import Tree as Branches
 
 from bestk.core.record import TreeRecord
 from bestk.core.tree import State
-from bestk.result import Hypothesis, SearchResult
+from bestk.result import SearchResult
 
 STOP_REASONS = {
     "budget": "budget spent",
@@ -40,16 +40,24 @@ _LOOKS = {
 }
 
 
-def result_view(result: SearchResult, chosen: Sequence[Hypothesis]) -> RenderableType:
-    """Show the chosen texts, with the scores that order them, and the summary of the search."""
+_MOST_SHOWN = 20  # texts, unless so many were asked for
+
+
+def result_view(result: SearchResult) -> RenderableType:
+    """Show the texts and the summary of the search; with scores, where these order the texts."""
+    chosen = result.hypotheses[: result.config.num_texts or _MOST_SHOWN]
     texts = Table.grid(padding=(0, 2, 0, 0))
     texts.add_column(justify="right", style="dim", no_wrap=True)
-    texts.add_column(justify="right", style="cyan", no_wrap=True)
+    is_ordered = result.config.policy != "diverse" or any(h.rerank_score for h in chosen)
+    if is_ordered:
+        texts.add_column(justify="right", style="cyan", no_wrap=True)
     texts.add_column(overflow="fold")
     for rank, hypothesis in enumerate(chosen, start=1):
         new = hypothesis.rerank_score
         score = hypothesis.score if new is None else new
-        texts.add_row(str(rank), f"{score:.3f}", Text(_line(hypothesis.text)))
+        cut = "" if hypothesis.is_complete else " …"
+        told = [f"{score:.3f}"] if is_ordered else []
+        texts.add_row(str(rank), *told, Text(_line(hypothesis.text) + cut))
     parts: list[RenderableType] = [texts] if chosen else [Text("no text was completed")]
     found = len(result.hypotheses)
     if len(chosen) < found:
@@ -58,8 +66,9 @@ def result_view(result: SearchResult, chosen: Sequence[Hypothesis]) -> Renderabl
 
 
 def summary_view(result: SearchResult) -> RenderableType:
-    """Show in a few lines what a search found and what it cost."""
+    """Show in a few lines what a search found and what it cost; in one where n were asked for."""
     mass, cost = result.mass, result.cost
+    seconds = "not kept" if cost.seconds is None else f"{cost.seconds:.1f} s"
     shares = {
         "completed": mass.completed,
         "open": mass.frontier,
@@ -67,13 +76,22 @@ def summary_view(result: SearchResult) -> RenderableType:
         "too long": mass.truncated,
     }
     reason = STOP_REASONS.get(result.stop_reason, result.stop_reason)
+    cut = sum(not hypothesis.is_complete for hypothesis in result.hypotheses)
+    complete = len(result.hypotheses) - cut
+    if result.config.policy == "diverse":
+        told = f"{complete} whole" + (f", {cut} cut off at max_new_tokens" if cut else "")
+        passes = f"{cost.expanded} expansions in {cost.model_calls} model calls"
+        return Text(
+            f"{len(result.hypotheses)} texts: {told}; {passes} ({reason}), {seconds}", "dim"
+        )
     rows = {
-        "unique texts": f"{len(result.hypotheses)} of {result.num_completions} completed, "
-        f"{result.num_truncated} too long",
+        "unique texts": f"{complete} of {result.num_completions} completed"
+        + (f" and {cut} cut off" if cut else "")
+        + f", {result.num_truncated} too long",
         "expansions": f"{cost.expanded} of {result.config.total_budget} in {cost.model_calls} "
         f"model calls ({reason})",
         "mass seen": ", ".join(f"{_percent(share)} {name}" for name, share in shares.items()),
-        "time": "not kept" if cost.seconds is None else f"{cost.seconds:.1f} s",
+        "time": seconds,
     }
     if result.certified:
         rows["proven"] = f"{result.certified} texts: no other text is likelier"

@@ -257,15 +257,15 @@ class TestErrors:
         """The client obeys Retry-After by itself."""
         statuses: list[int] = []
         with served(letters_lm(), limits=Limits(queue=1)) as running:
-            engine = running.engine
+            limits = running.loop.limits
             num_refused = 2
 
             def waiting(self: Any) -> int:
                 nonlocal num_refused
                 num_refused -= 1
-                return 9 if num_refused >= 0 else 0
+                return limits.searches + limits.queue if num_refused >= 0 else 0
 
-            monkeypatch.setattr(type(engine), "num_waiting", property(waiting))
+            monkeypatch.setattr(type(running.loop), "num_waiting", property(waiting))
             hooks = {"response": [lambda response: statuses.append(response.status_code)]}
             transport = httpx.Client(event_hooks=hooks)
             with openai.OpenAI(

@@ -229,7 +229,7 @@ def test_a_stopped_search_keeps_its_texts_and_frees_the_server(visit: Any) -> No
         found = shown.texts()
         assert len(found) >= 3
         assert sum(url.endswith("/v1/search") for url in shown.requests) == 1, "one at a time"
-        shown.until(lambda: server.engine.num_running == 0, "the server to let go")
+        shown.until(lambda: server.loop.num_running == 0, "the server to let go")
         assert "Stopped" in shown.page.inner_text(".progress-word")
         saved = json.loads(download(shown, "JSON").read_text(encoding="utf-8"))
         assert as_shown([text["text"] for text in saved["hypotheses"]]) == found

@@ -15,6 +15,7 @@ import pytest
 from serving import Served, facts, letters_lm, plain, served, until
 
 import bestk
+from bestk.config import SearchConfig
 from bestk.server.app import Access
 from bestk.server.events import Stream
 from bestk.server.limits import Limits
@@ -222,7 +223,7 @@ class TestStream:
             url = running.url + "/v1/search"
             asked = {"prompt": "a", "raw": True, "stream": True}
             with httpx.stream("POST", url, json=asked | ENDLESS, timeout=60) as first:
-                until(lambda: running.engine.num_running == 1)
+                until(lambda: running.loop.num_running == 1)
                 with httpx.stream("POST", url, json=asked | SHORT, timeout=60) as second:
                     told = events(second)
                     assert next(told)[0] == "start"
@@ -245,11 +246,11 @@ class TestGoingAway:
                 with client.stream("POST", "/v1/search", json=body) as response:
                     told = events(response)  # kept: without a reader the connection is closed
                     assert next(told)[0] == "start"
-                    until(lambda: running.engine.num_running == 1)
+                    until(lambda: running.loop.num_running == 1)
             else:
                 with pytest.raises(httpx.ReadTimeout):
                     client.post("/v1/search", json=body, timeout=0.3)
-            until(lambda: running.engine.num_running == 0)
+            until(lambda: running.loop.num_running == 0)
             assert lm.backend.num_steps < 1500, "it was searched to its end"
             numbers = client.get("/metrics").text
         assert 'bestk_searches_total{model="letters",outcome="cancelled"} 1.0' in numbers
@@ -261,10 +262,10 @@ class TestGoingAway:
             url = running.url + "/v1/search"
             asked = {"prompt": "a", "raw": True, **ENDLESS}
             with httpx.stream("POST", url, json=asked | {"stream": True}, timeout=60):
-                until(lambda: running.engine.num_running == 1)
+                until(lambda: running.loop.num_running == 1)
                 with pytest.raises(httpx.ReadTimeout):
                     httpx.post(url, json=asked, timeout=0.2)
-                until(lambda: running.engine.num_waiting == 0)
+                until(lambda: running.loop.num_waiting == 0)
 
 
 def test_a_stream_that_nobody_began_to_read_ends_its_search() -> None:
@@ -300,9 +301,9 @@ class TestLimits:
         with served(lm, limits=Limits(searches=1, queue=1)) as running:
             url = running.url + "/v1/search"
             with httpx.stream("POST", url, json=asked | ENDLESS, timeout=60):
-                until(lambda: running.engine.num_running == 1)
+                until(lambda: running.loop.num_running == 1)
                 with httpx.stream("POST", url, json=asked | ENDLESS, timeout=60):
-                    until(lambda: running.engine.num_waiting == 1)
+                    until(lambda: running.loop.num_waiting == 1)
                     refused = httpx.post(url, json=asked, timeout=60)
                     assert "1 searches run and 1 wait" in message(refused, 429)
                     assert 1 <= int(refused.headers["retry-after"]) <= 60
@@ -327,7 +328,7 @@ class TestStopping:
             with httpx.stream(
                 "POST", running.url + "/v1/search", json=body, timeout=60
             ) as response:
-                until(lambda: running.engine.num_running == 1)
+                until(lambda: running.loop.num_running == 1)
                 running.server.should_exit = True
                 told = list(events(response))
         assert told[-1][0] == "result"
@@ -341,7 +342,7 @@ class TestStopping:
             with httpx.stream(
                 "POST", running.url + "/v1/search", json=body, timeout=60
             ) as response:
-                until(lambda: running.engine.num_running == 1)
+                until(lambda: running.loop.num_running == 1)
                 running.server.should_exit = True
                 told = list(events(response))
         name, data = told[-1]
@@ -474,7 +475,7 @@ class TestAbout:
         assert told["methods"][:2] == ["BKS", "BS"]
         assert told["limits"]["budget"] == 3000
         assert told["defaults"]["beam_size"] == 10
-        for setting in every_setting():
+        for setting in every_setting(SearchConfig):
             assert listed[setting.name]["default"] == plain(setting.default)
 
     def test_models_and_health(self, client: httpx.Client) -> None:

@@ -33,7 +33,7 @@ def test_no_answer_is_wrong_under_load() -> None:
     assert len({case.texts for case in cases}) == len(cases), "a crossed answer would not show"
     with served(letters_lm(), limits=Limits(searches=6)) as running:
         report = asyncio.run(script.run_load(running.url, cases, clients=12, seconds=10))
-        until(lambda: running.engine.num_running == 0 and running.engine.num_waiting == 0)
+        until(lambda: running.loop.num_running == 0 and running.loop.num_waiting == 0)
         numbers = httpx.get(running.url + "/metrics").text
     assert report.wrong == []
     assert report.outcomes["answered"] >= 20

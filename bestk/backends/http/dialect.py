@@ -6,9 +6,10 @@ Knows what dialects share: how log-probabilities are checked and what an answer 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from bestk.backends.http.transport import MalformedAnswer, Transport
 from bestk.backends.prefix import TopLogprobs
@@ -17,6 +18,14 @@ from bestk.backends.prefix import TopLogprobs
 _NOTHING = -9999.0
 # More than 1 by this much is no rounding: these are no probabilities.
 _SLACK = 1e-2
+# One token as the model itself would have it, unshaped by the settings that it comes with.
+GREEDY = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 # One request of this many prefixes is small enough to repeat, and large enough to batch.
 PREFIXES_PER_REQUEST = 16
 
@@ -41,34 +50,40 @@ class Wording:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Dialect(Protocol):
-    """How one kind of server is spoken to."""
+class Dialect(ABC):
+    """How one kind of server is spoken to; `card` is what it says of the model."""
 
-    @property
-    def path(self) -> str:
-        """Name the endpoint that answers prefixes."""
-        ...
+    path: str  # the endpoint that answers prefixes
+    way_out = ""  # what lets the server list more tokens; empty where it lists all
 
-    @property
-    def way_out(self) -> str:
-        """Return what lets the server list more tokens; empty where it lists all."""
-        ...
+    def __init__(self, wording: Wording, card: Mapping[str, Any]) -> None:
+        self.wording = wording
+        self.card = card
 
+    @abstractmethod
     def learn(self, transport: Transport) -> Served:
         """Ask the server for its facts, and for one answer, to see that it gives what is needed."""
-        ...
 
+    @abstractmethod
     def body(self, prefixes: Sequence[Sequence[int]], num_tokens: int, *, again: bool) -> Any:
         """Word a request; `again` is for prefixes that were left out of an answer."""
-        ...
 
+    @abstractmethod
     def read(self, answer: Any, num_prefixes: int) -> list[TopLogprobs | None]:
         """Return the tokens of every prefix in order, None for one that was left out.
 
         Raises MalformedAnswer, or any error of looking something up that is not there.
         """
-        ...
+
+    def probe(self, transport: Transport, *, again: bool = False) -> None:
+        """Ask for two tokens, to see that what comes are probabilities."""
+
+        def read(answer: Any) -> None:
+            (found,) = self.read(answer, 1)
+            if found is not None and not is_distribution(found):
+                raise MalformedAnswer("gives numbers that are no log-probabilities")
+
+        transport.post(self.path, self.body([[0]], 2, again=again), read)
 
 
 def likeliest(pairs: Iterable[tuple[int, float | None]]) -> TopLogprobs:

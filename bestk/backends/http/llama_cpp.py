@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bestk.backends.http.dialect import Served, Wording, check_count, is_distribution, likeliest
+from bestk.backends.http.dialect import Dialect, Served, Wording, check_count, likeliest
 from bestk.backends.http.transport import MalformedAnswer, Transport
 from bestk.backends.prefix import TopLogprobs
 
-_PROBED = 2  # tokens asked for to see that they come
 _CERTAIN = 1e6  # added to a logit, it leaves no other token a chance
 
 
-class LlamaCppDialect:
+class LlamaCppDialect(Dialect):
     """Speaks to llama.cpp's server."""
 
     path = "/completion"
-    way_out = ""
 
     def __init__(self, wording: Wording, card: Mapping[str, Any]) -> None:
-        self.wording = wording
-        self.card = card
+        super().__init__(wording, card)
         self.pieces: dict[int, bytes] = {}  # of every token that was ever listed
         self.eos_ids: tuple[int, ...] = ()
 
@@ -39,13 +36,7 @@ class LlamaCppDialect:
             if len(ids) == 1:
                 self.eos_ids = (ids[0],)
                 self.pieces[ids[0]] = ending.encode()
-
-        def read(answer: Any) -> None:
-            (found,) = self.read(answer, 1)
-            if found is not None and not is_distribution(found):
-                raise MalformedAnswer("gives numbers that are no log-probabilities")
-
-        transport.post(self.path, self.body([[0]], _PROBED, again=bool(self.eos_ids)), read)
+        self.probe(transport, again=bool(self.eos_ids))
         return Served(
             model=self.wording.model,
             vocab_size=meta.get("n_vocab"),

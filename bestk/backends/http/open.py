@@ -17,7 +17,7 @@ from bestk.backends.http.dialect import PREFIXES_PER_REQUEST, Dialect, Served
 from bestk.backends.http.llama_cpp import LlamaCppDialect, LlamaCppTokenizer
 from bestk.backends.http.transport import Connection, Transport
 from bestk.backends.prefix import EngineInfo
-from bestk.errors import ModelError, OptionError
+from bestk.errors import ModelError, OptionError, first_line
 from bestk.lm.language_model import LanguageModel
 
 KEY_VARIABLES = ("BESTK_API_KEY", "OPENAI_API_KEY")
@@ -57,7 +57,8 @@ def from_server(
     transport = Transport(_base(url), connection)
     dialect = find_dialect(transport, model, server, extra_body or {})
     served = dialect.learn(transport)
-    reader = _Tokenizers(trust_remote_code).find(tokenizer, served, dialect, transport)
+    options = {"trust_remote_code": trust_remote_code}
+    reader = _find_tokenizer(tokenizer, served, dialect, transport, options)
     backend = HttpBackend(transport, dialect, _facts(served, dialect, reader), size)
     return LanguageModel(backend, reader.tokenizer, served.model)
 
@@ -70,58 +71,40 @@ class _Reader:
         self.source = source
         self.options = options or {}
 
-    def config(self) -> Any:
-        """Load the config beside the tokenizer, None where there is none."""
-        from transformers import AutoConfig
+    def config(self, kind: str = "AutoConfig") -> Any:
+        """Load a config beside the tokenizer, by its class; None where there is none."""
+        import transformers
 
-        return self._loaded(AutoConfig)
-
-    def generation_config(self) -> Any:
-        """Load the generation config beside the tokenizer, None where there is none."""
-        from transformers import GenerationConfig
-
-        return self._loaded(GenerationConfig)
-
-    def _loaded(self, kind: Any) -> Any:
         if self.source is None:
             return None
         try:
-            return kind.from_pretrained(self.source, **self.options)
+            return getattr(transformers, kind).from_pretrained(self.source, **self.options)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
 
-class _Tokenizers:
-    """Looks for a tokenizer where it may be."""
+def _find_tokenizer(
+    given: Any, served: Served, dialect: Dialect, transport: Transport, options: dict[str, Any]
+) -> _Reader:
+    """Take the one given, else the server's model's, else the server itself."""
+    from transformers import AutoTokenizer
 
-    def __init__(self, trust_remote_code: bool) -> None:
-        self.options = {"trust_remote_code": trust_remote_code}
-
-    def find(self, given: Any, served: Served, dialect: Dialect, transport: Transport) -> _Reader:
-        """Take the one given, else the server's model's, else the server itself."""
-        if given is not None and not isinstance(given, str | os.PathLike):
-            return _Reader(given)
-        if given is not None:
-            return self._first((str(given),), f"tokenizer {given} cannot be loaded")
-        if isinstance(dialect, LlamaCppDialect):
-            return _Reader(LlamaCppTokenizer(transport, dialect))
-        return self._first(
-            served.sources,
-            f"{transport.url} serves {served.model}, whose tokenizer is not found here",
-        )
-
-    def _first(self, sources: tuple[str, ...], complaint: str) -> _Reader:
-        from transformers import AutoTokenizer
-
-        reason = "no name or folder is told"
-        for source in sources:
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(source, **self.options)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            else:
-                return _Reader(tokenizer, source, self.options)
-        raise ModelError(f"{complaint} ({reason}): pass tokenizer=, a name, a folder or an object")
+    sources, complaint = served.sources, f"tokenizer {given} cannot be loaded"
+    if isinstance(given, str | os.PathLike):
+        sources = (str(given),)
+    elif given is not None:
+        return _Reader(given)
+    elif isinstance(dialect, LlamaCppDialect):
+        return _Reader(LlamaCppTokenizer(transport, dialect))
+    else:
+        complaint = f"{transport.url} serves {served.model}, whose tokenizer is not found here"
+    reason = "no name or folder is told"
+    for source in sources:
+        try:
+            return _Reader(AutoTokenizer.from_pretrained(source, **options), source, options)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = first_line(error)
+    raise ModelError(f"{complaint} ({reason}): pass tokenizer=, a name, a folder or an object")
 
 
 def _facts(served: Served, dialect: Dialect, reader: _Reader) -> EngineInfo:
@@ -151,7 +134,7 @@ def _vocab_size(config: Any, tokenizer: Any) -> int:
 
 def _eos_ids(reader: _Reader, config: Any) -> tuple[int, ...]:
     """Name the ids that end a text, by the generation config, the model's, or the tokenizer."""
-    for source in (reader.generation_config(), config, reader.tokenizer):
+    for source in (reader.config("GenerationConfig"), config, reader.tokenizer):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             return tuple(map(int, ids)) if isinstance(ids, list | tuple) else (int(ids),)

@@ -8,35 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bestk.backends.http.dialect import Served, Wording, check_count, is_distribution, likeliest
+from bestk.backends.http.dialect import GREEDY, Dialect, Served, check_count, likeliest
 from bestk.backends.http.transport import MalformedAnswer, Refusal, Transport
 from bestk.backends.prefix import TopLogprobs
 
-_PROBED = 2  # tokens asked for to see that they come
 
-
-class SglangDialect:
+class SglangDialect(Dialect):
     """Speaks to SGLang."""
 
     path = "/generate"
-    way_out = ""
-
-    def __init__(self, wording: Wording, card: Mapping[str, Any]) -> None:
-        self.wording = wording
-        self.card = card
 
     def learn(self, transport: Transport) -> Served:
         """Ask which model is served; how large its vocabulary is only its config knows."""
         info = _first(transport, "/model_info", "/get_model_info")
         limits = _first(transport, "/server_info", "/get_server_info")
         sources = [info.get("tokenizer_path"), info.get("model_path"), self.card.get("root")]
-
-        def read(answer: Any) -> None:
-            (found,) = self.read(answer, 1)
-            if found is None or not is_distribution(found):
-                raise MalformedAnswer("gives numbers that are no log-probabilities")
-
-        transport.post(self.path, self.body([[0]], _PROBED, again=False), read)
+        self.probe(transport)
         return Served(
             model=self.wording.model,
             sources=tuple(dict.fromkeys(source for source in sources if source)),
@@ -49,14 +36,7 @@ class SglangDialect:
         adapter = {"lora_path": self.wording.model} if self.card.get("parent") else {}
         return {
             "input_ids": [list(prefix) for prefix in prefixes],
-            "sampling_params": {
-                "max_new_tokens": 1,
-                "temperature": 0.0,
-                "top_p": 1.0,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
-            },
+            "sampling_params": {"max_new_tokens": 1, **GREEDY},
             "return_logprob": True,
             "top_logprobs_num": num_tokens,
             "logprob_start_len": -1,

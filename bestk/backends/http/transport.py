@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import functools
 import random
 import threading
 import time
@@ -74,6 +75,8 @@ class Transport:
             timeout=connection.timeout,
             limits=httpx.Limits(max_keepalive_connections=connection.num_connections),
             follow_redirects=True,
+            # Before every request, one that follows a redirect too.
+            event_hooks={"request": [functools.partial(_stay, url)]},
         )
         self._has_answered = False
         # Not the client's own limit: waiting for a turn must not count as waiting for an answer.
@@ -126,6 +129,20 @@ class Transport:
     def _patience(self) -> float:
         patience = self.connection.patience
         return patience if self._has_answered else min(patience, _FIRST_CONTACT)
+
+
+async def _stay(url: str, request: httpx.Request) -> None:
+    """Refuse to take a prompt and headers to a server that nobody named."""
+    here, there = _origin(httpx.URL(url)), _origin(request.url)
+    if there != here:
+        raise ServerError(
+            f"{here} redirects to {there}, another server: give that address if it is right"
+        )
+
+
+def _origin(url: httpx.URL) -> str:
+    port = url.port or {"http": 80, "https": 443}.get(url.scheme)
+    return f"{url.scheme}://{url.host}:{port}"
 
 
 class _NotNow(Exception):

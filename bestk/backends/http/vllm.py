@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bestk.backends.http.dialect import (
+    GREEDY,
+    Dialect,
     Served,
-    Wording,
     check_count,
     is_distribution,
     likeliest,
@@ -28,15 +29,11 @@ _OVER_LIMIT = re.compile(r"logprobs of (\d+), which is greater than max allowed:
 _LIMITS = (20, 10, 5, 1)  # to try where a server does not say how many it lists
 
 
-class VllmDialect:
+class VllmDialect(Dialect):
     """Speaks to vLLM."""
 
     path = "/v1/completions"
     way_out = "start the server with --max-logprobs -1"
-
-    def __init__(self, wording: Wording, card: Mapping[str, Any]) -> None:
-        self.wording = wording
-        self.card = card
 
     def learn(self, transport: Transport) -> Served:
         """Ask for everything: the answer, or the refusal, tells the limit and the vocabulary."""
@@ -56,11 +53,7 @@ class VllmDialect:
             "model": self.wording.model,
             "prompt": [list(prefix) for prefix in prefixes],
             "max_tokens": 1,
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            **GREEDY,
             "logprobs": num_tokens,
             "return_tokens_as_token_ids": True,
             **self.wording.extra_body,

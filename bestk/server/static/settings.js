@@ -5,7 +5,7 @@ import { settingTitle } from "./words.js";
 
 const { element } = window.bestk;
 
-const COMMON = ["max_new_tokens", "beam_size", "k", "stop", "scoring", "min_prob", "num_texts", "select"];
+const COMMON = ["num_texts", "max_new_tokens", "novelty", "beam_size", "k", "stop", "scoring", "min_prob"];
 const PANEL_NOTES = {
   Search: "How the frontier is ordered and pruned",
   Stopping: "When the search ends before its budget",
@@ -20,8 +20,7 @@ export function listSettings({ settings, selections, rerankers, defaults }) {
   const choice = (name, type, help, more) => ({ name, type, help, panel: "Choice", ...more });
   return [
     ...settings,
-    choice("num_texts", "integer", "Texts shown; all unless given.", { default: null, min: 1 }),
-    choice("select", "string", "The best texts, or diverse: good ones that differ.",
+    choice("select", "string", "Of n texts: diverse, good ones that differ, as is usual, or the best.",
       { choices: selections, default: defaults.select }),
     choice("diversity", "number", "How much diverse texts differ: 0, quality alone, to 1.",
       { default: defaults.diversity, min: 0, max: 1 }),

@@ -4,6 +4,8 @@ const METHODS = [
   [/^BKS$/i, () => "Best-k search"],
   [/^BKS_mean$/i, () => "Best-k search, mean score"],
   [/^BKS_last$/i, () => "Best-k search, last-token score"],
+  [/^BKS_diverse$/i, () => "Best-k search, n different texts"],
+  [/^Minp_?([\d.]+)$/i, (p) => `Min-p sampling, p = ${p}`],
   [/^BS$/i, () => "Beam search"],
   [/^DBS$/i, () => "Diverse beam search, 5 groups"],
   [/^DBS\+$/i, () => "Diverse beam search, 10 groups"],

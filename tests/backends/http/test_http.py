@@ -54,12 +54,8 @@ def found(result: bestk.SearchResult) -> Any:
 def test_every_dialect_gives_the_model_itself(shape: str, connect: Connect) -> None:
     lm = connect(SHAPES[shape](Fake(TOY)))
     backend = lm.backend
-    assert (lm.name, backend.vocab_size, backend.eos_ids, backend.max_length) == (
-        "toy",
-        9,
-        (0,),
-        64,
-    )
+    assert (lm.name, backend.vocab_size, backend.eos_ids) == ("toy", 9, (0,))
+    assert backend.capabilities.max_length == 64
     plain = bestk.LanguageModel(TOY, WordList(9))
     for prompt in ("w1", [2, 3], "w5 w5"):
         given, expected = (bestk.search(model, prompt, **SETTINGS) for model in (lm, plain))
@@ -100,7 +96,7 @@ def test_an_address_may_end_in_v1(stack: ExitStack) -> None:
 
 def test_the_limit_of_a_server_is_found_and_told(connect: Connect) -> None:
     lm = connect(vllm(Fake(TOY, max_logprobs=4)))
-    assert lm.backend.facts.max_listed == 4
+    assert lm.backend.capabilities.max_listed == 4
     assert lm.backend.vocab_size == 9
     with pytest.raises(
         OptionError,
@@ -124,7 +120,7 @@ def test_a_limit_of_which_the_server_says_nothing_is_tried(connect: Connect) -> 
             return JSONResponse({"detail": "bad logprobs"}, 400)
         return response
 
-    assert connect(app).backend.facts.max_listed == 5
+    assert connect(app).backend.capabilities.max_listed == 5
 
 
 def test_a_server_without_any_log_probs_is_refused(connect: Connect) -> None:
@@ -466,7 +462,7 @@ def test_httpx_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_command_line_searches_a_server(cli: Any, stack: ExitStack) -> None:
     fake = Fake(TOY)
     url = stack.enter_context(serving(llama_cpp(fake)))
-    arguments = ("--max-new-tokens", "6", "--beam-size", "5", "-k", "3")
+    arguments = ("--max-new-tokens", "6", "--beam-size", "5", "-k", "3", "--policy", "best-k")
     code, out, err = cli("generate", "--raw", "--model", url, "--json", *arguments, "w1")
     assert code == 0, err
     plain = bestk.LanguageModel(TOY, WordList(9))

@@ -17,7 +17,7 @@ import fake_servers
 import pytest
 from conftest import random_toy
 from fake_servers import Fake, WordList, serving, vllm
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from flaky_proxy import FlakyProxy
 from ports import free_port
@@ -196,11 +196,15 @@ def test_a_process_killed_and_started_again_changes_nothing(undisturbed: list[An
         wait_for(port)
         lm = load(f"http://127.0.0.1:{port}", patience=120)
         run = bestk.Run(lm, PROMPTS, bestk.SearchConfig(**SETTINGS))
-        for step in run:
-            if step.index == 2:
+        is_killed = False
+        for update in run:
+            assert update.row is not None
+            if update.row.standing.step == 2 and not is_killed:
+                is_killed = True
                 server.send_signal(signal.SIGKILL)
                 server.wait()
                 server = start()
+        assert is_killed
         assert found(run.results()) == undisturbed
     finally:
         server.kill()
@@ -369,3 +373,34 @@ def test_an_address_that_redirects_for_ever_is_one_line() -> None:
 
     with serving(app) as address, pytest.raises(ServerError, match="redirects in a circle"):
         load(address)
+
+
+def test_another_server_gets_neither_prompt_nor_headers(fake: Fake) -> None:
+    """A redirect is followed where it stays with the server, and told of where it does not."""
+    seen: list[Any] = []
+
+    def app(target: str) -> FastAPI:
+        made = FastAPI()
+
+        @made.api_route("/{path:path}", methods=["GET", "POST"])
+        def anything(path: str, request: Request) -> Response:
+            if target:
+                return RedirectResponse(f"{target}/{path}", 308)
+            seen.append(request)
+            return JSONResponse({})
+
+        return made
+
+    options = {"api_key": "secret", "headers": {"X-Own": "secret"}}
+    with serving(app("")) as other, serving(app(other)) as address:
+        with pytest.raises(ServerError, match=f"{address} redirects to {other}, another server"):
+            load(address, **options)
+        assert not seen
+    inner = vllm(fake)
+
+    @inner.get("/before/v1/models")
+    def moved() -> RedirectResponse:
+        return RedirectResponse("/v1/models")
+
+    with serving(inner) as address:
+        assert transport.Transport(f"{address}/before", transport.Connection()).get("/v1/models")

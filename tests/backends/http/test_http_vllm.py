@@ -61,7 +61,8 @@ def test_it_is_known_for_what_it_is(
 ) -> None:
     backend = served.backend
     assert type(backend.dialect).__name__ == "VllmDialect"
-    assert (served.name, backend.max_length, backend.facts.max_listed) == ("smollm2", 512, 20)
+    can = backend.capabilities
+    assert (served.name, can.max_length, can.max_listed) == ("smollm2", 512, 20)
     assert backend.vocab_size == smollm2.backend.vocab_size
     assert backend.eos_ids == smollm2.backend.eos_ids
     assert served.is_chat

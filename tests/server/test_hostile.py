@@ -1,0 +1,303 @@
+"""What strangers send to a server, by classes of docs/security.md: they learn why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gzip
+import hmac
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import Served, letters_lm, served
+from test_constraints import SIZE, tokenizer, writer
+
+import bestk
+from bestk.config import SearchConfig
+from bestk.constraints import compiling
+from bestk.server.limits import Limits
+from bestk.server.security import LOOPBACK, Guarded, HostChecked
+from bestk.settings import every_setting
+
+__all__ = ["tokenizer"]  # the fixture
+SHORT: dict[str, Any] = {"max_new_tokens": 5, "beam_size": 3, "k": 2}
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Any) -> Iterator[Served]:
+    lm = bestk.LanguageModel(writer(0), tokenizer, "writer")
+    limits = Limits(body_bytes=3_000_000, grammar_seconds=1, grammar_characters=20_000)
+    with served(lm, letters_lm(), limits=limits) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=120) as made:
+        yield made
+
+
+def ask(client: httpx.Client, body: dict[str, Any], path: str = "/v1/search") -> httpx.Response:
+    return client.post(
+        path,
+        content=json.dumps(body),
+        headers={"Content-Type": "application/json"},
+    )
+
+
+def refusal(answer: httpx.Response, status: int = 400) -> str:
+    assert answer.status_code == status, answer.text[:300]
+    return str(answer.json()["error"]["message"])
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+REPEATS = "(((([a-z]|b|c?){1,999}c?){1,99}d){1,999}e?){1,999}"
+RULES = [f"r{number}" for number in range(300)]
+OPTIONAL = "root ::= " + " ".join(f"{rule}?" for rule in RULES)
+OPTIONAL += "".join(f"\n{rule} ::= [a-z]? [0-9]?" for rule in RULES)
+# Each is refused by what is said; the first ones before anything is compiled.
+GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
+    "many values": ({"json_schema": {"enum": list(range(100_000))}}, "at most 20000 here"),
+    "deep": ({"json_schema": nested(400)}, "brackets in one another, at most 64 here"),
+    "many alternatives": ({"regex": "|" * 19_000}, "commas and bars, at most 10000 here"),
+    "deep groups": ({"regex": "(" * 5000 + "a" + ")" * 5000}, "at most 64 here"),
+    "repeats": ({"regex": REPEATS * 20}, "took more than 1 s or 512 MB"),
+    "optional": ({"grammar": OPTIONAL}, "took more than 1 s or 512 MB"),
+    "broken": ({"regex": "(a"}, "regex '(a' cannot be used"),
+    "no schema": ({"json_schema": {"type": "foo"}}, "json_schema is not a schema"),
+    "no rule": ({"grammar": "root ::= foo"}, "EBNF parser error"),
+}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_grammars_that_cost_too_much_are_refused(client: httpx.Client, name: str) -> None:
+    body, told = GRAMMARS[name]
+    assert told in refusal(ask(client, {"prompt": "x", **SHORT, **body}))
+
+
+def test_others_are_answered_while_a_grammar_compiles(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is held until ten others have their answers."""
+    opened = threading.Event()
+    compile_, held = compiling.CompilerProcess.compile, threading.Event()
+
+    def hold(*arguments: Any) -> str:
+        held.set()
+        assert opened.wait(60)
+        return compile_(*arguments)
+
+    monkeypatch.setattr(compiling.CompilerProcess, "compile", hold)
+    answers: list[httpx.Response] = []
+    body = {"prompt": "x", "regex": "[abt]{2,7}", **SHORT}
+    waiting = [threading.Thread(target=lambda: answers.append(ask(client, body))) for _ in range(3)]
+    for one in waiting:
+        one.start()
+    assert held.wait(60)
+    for _ in range(10):
+        assert ask(client, {"prompt": "x", **SHORT}).status_code == 200
+    assert client.get("/health").status_code == 200
+    assert not answers
+    opened.set()
+    for one in waiting:
+        one.join(60)
+    assert [answer.status_code for answer in answers] == [200] * 3
+
+
+def test_a_compiler_that_dies_is_started_again(client: httpx.Client) -> None:
+    assert ask(client, {"prompt": "x", "regex": "[ab]{1,3}", **SHORT}).status_code == 200
+    process = compiling._process()._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    refusal(ask(client, {"prompt": "x", "regex": "[ab]{1,4}", **SHORT}), 500)
+    assert ask(client, {"prompt": "x", "regex": "[ab]{1,4}", **SHORT}).status_code == 200
+
+
+def test_compiled_grammars_are_kept_by_their_text_and_few(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = compiling.compiler_of(bestk.LanguageModel(writer(1), tokenizer), (0, SIZE - 1))
+    one = compiling.GrammarText("regex", "[ab]+c")
+    assert compiler(one) is compiler(one)
+    monkeypatch.setattr(compiling, "_KEPT_BYTES", 100_000)
+    for number in range(1, 200):
+        compiler(compiling.GrammarText("regex", f"[ab]{{{number}}}"))
+    kept = list(compiler._kept.values())
+    assert 0 < len(kept) < 200
+    assert sum(found.memory_size_bytes for found in kept) <= 100_000
+    assert compiler.compiler.get_cache_size_bytes() == 0, "xgrammar keeps none beside"
+
+
+def test_every_limit_is_told_with_its_flag_and_default() -> None:
+    told = (Path(bestk.__file__).parents[1] / "docs" / "server.md").read_text(encoding="utf-8")
+    for field in dataclasses.fields(Limits):
+        flag = "--max-" + field.name.replace("_", "-")
+        assert re.search(rf"^\| `{flag}` \| {field.default} \| \S", told, re.M), flag
+
+
+def test_saved_results_and_graphs_of_strangers(client: httpx.Client) -> None:
+    saved = ask(client, {"prompt": "x", "tree": True, **SHORT}).json()
+    assert client.post("/v1/render", json=saved).status_code == 200
+    saved["tree"]["expanded_at"][-1] = 2_000_000_000
+    assert "no such expanded_at" in refusal(client.post("/v1/render", json=saved))
+    saved["tree"]["expanded_at"][-1] = 1
+    saved["config"]["budget"] = 10**12
+    assert "the budget is at most" in refusal(client.post("/v1/render", json=saved))
+    graph = {"format": "bestk.graph", "version": 1}
+    for wrong in ({}, {"prompt": 3}, {"prompt": [1]}):
+        assert "cannot be drawn" in refusal(
+            client.post("/v1/render", json={"graph": graph | wrong})
+        )
+
+
+@pytest.mark.parametrize(
+    ("host", "is_let_in"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.1:8000", True),
+        ("LOCALHOST:1", True),
+        ("[::1]:99", True),
+        ("127.0.0.1:99@evil.com", False),
+        ("127.0.0.1@evil.com", False),
+        ("127.0.0.1:80.evil.com", False),
+        ("127.0.0.1 .evil.com", False),
+        ("127.0.0.1/evil.com", False),
+        ("[::1].evil.com", False),
+        ("evil.com", False),
+        ("", False),
+    ],
+)
+def test_names_that_are_made_to_look_like_this_machine(host: str, is_let_in: bool) -> None:
+    asked: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            assert message["status"] == 400
+
+    def scope(*hosts: str) -> dict[str, Any]:
+        return {"type": "http", "headers": [(b"host", host.encode()) for host in hosts]}
+
+    checked = HostChecked(app, LOOPBACK)
+    asyncio.run(checked(scope(host), None, send))  # type: ignore[arg-type]
+    assert bool(asked) is is_let_in
+    asked.clear()
+    asyncio.run(checked(scope(host, "evil.com"), None, send))  # type: ignore[arg-type]
+    assert not asked, "of two names one is not this machine's"
+
+
+HUGE = 10**9
+IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/secret"}}
+# What took other servers down, and what is answered here: path, body, status, part of the answer.
+REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "huge n": ("completions", {"n": HUGE}, 200, '"choices"'),
+    "huge best_of": ("completions", {"best_of": HUGE}, 400, "best_of=1000000000 is not supported"),
+    "many prompts": ("completions", {"prompt": ["a"] * 1000}, 400, "at most 32 prompts"),
+    "empty prompt": ("completions", {"prompt": ""}, 400, "the prompt is empty"),
+    "empty list": ("completions", {"prompt": []}, 400, "prompt"),
+    "empty ids": ("completions", {"prompt": [[]]}, 400, "prompt"),
+    "ids that are none": ("completions", {"prompt": [-1, HUGE]}, 400, "token ids go from 0"),
+    "huge logprobs": ("completions", {"logprobs": HUGE}, 400, "logprobs goes from 0 to 5"),
+    "schema of a tool": ("chat/completions", {"tools": [{"pattern": "("}]}, 400, "tools="),
+    "no schema": (
+        "chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 3}}}},
+        400,
+        "json_schema is not a schema",
+    ),
+    "recursive grammar": ("search", {"grammar": "root ::= root"}, 200, "no text can meet grammar"),
+    "left recursion": ("search", {"grammar": 'root ::= root "a" | "a"'}, 200, '"hypotheses"'),
+    "schema of itself": ("search", {"json_schema": {"$ref": "#"}}, 200, '"hypotheses"'),
+    "schema elsewhere": ("search", {"json_schema": {"$ref": "http://127.0.0.1:9/"}}, 200, "[]"),
+    "many placeholders": ("search", {"prompt": "<image>" * 50_000}, 400, "350000 characters"),
+    "template": ("chat/completions", {"chat_template": "{{x}}"}, 400, "unknown field"),
+    "template settings": ("chat/completions", {"chat_template_kwargs": {}}, 400, "unknown field"),
+    "tensor": ("completions", {"prompt_embeds": "gASVAA=="}, 400, "unknown field"),
+    "pickled processor": ("completions", {"custom_logit_processor": "gAS"}, 400, "unknown field"),
+    "context shift": ("completions", {"n_discard": -1}, 400, "unknown field"),
+    "image": ("chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}, 400, ""),
+    "model elsewhere": ("search", {"model": "../../etc/passwd"}, 404, "unknown model"),
+    "reranker elsewhere": ("search", {"rerank": "reward:evil/model"}, 400, "unknown reranker"),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_requests_that_took_other_servers_down(client: httpx.Client, name: str) -> None:
+    path, body, status, told = REQUESTS[name]
+    asked = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    answer = ask(client, {**asked, **SHORT, **body}, f"/v1/{path}")
+    assert answer.status_code == status, answer.text[:300]
+    assert told in answer.text
+    assert client.get("/health").status_code == 200
+
+
+def test_no_setting_takes_numbers_that_it_should_not(client: httpx.Client) -> None:
+    numbers = [one for one in every_setting(SearchConfig) if one.kind in (int, float)]
+    assert len(numbers) > 15
+    for setting in numbers:
+        for value in (-1, -(2**63), 2**63, 10**400, 1e308):
+            answer = ask(client, {"prompt": "x", **SHORT, setting.name: value})
+            assert answer.status_code in (200, 400), f"{setting.name}={value}: {answer.text}"
+            assert answer.status_code == 400 or setting.maximum is None or value <= setting.maximum
+
+
+def test_headers_have_an_end(server: Served) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        with contextlib.suppress(ConnectionError):  # the server need not read on
+            for _ in range(200):
+                connection.sendall(b"X: " + b"a" * 8000 + b"\r\n")
+        with contextlib.suppress(ConnectionError):
+            answer = connection.recv(1000)
+            assert not answer or answer.startswith(b"HTTP/1.1 4")
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_bodies_are_not_unpacked(client: httpx.Client) -> None:
+    packed = gzip.compress(b'{"prompt": "' + b" " * 50_000_000 + b'"}')
+    assert len(packed) < 100_000
+    kind = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    refusal(client.post("/v1/search", content=packed, headers=kind))
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Any] = []
+    plain = hmac.compare_digest
+
+    def noted(given: bytes, token: bytes) -> bool:
+        compared.append((given, token))
+        return plain(given, token)
+
+    monkeypatch.setattr(hmac, "compare_digest", noted)
+    guarded = Guarded(lambda *_: None, "token")  # type: ignore[arg-type, return-value]
+    for given, passes in (("token", True), ("tokem", False), ("\xff", False)):
+        headers = [(b"authorization", b"Bearer " + given.encode("latin-1"))]
+        scope = {"type": "http", "path": "/v1/search", "headers": headers}
+        assert guarded._may_pass(scope) is passes
+    assert len(compared) == 3
+
+
+def test_every_test_that_the_table_names_is_there() -> None:
+    root = Path(bestk.__file__).parents[1]
+    told = (root / "docs" / "security.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", told))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (root / "tests").rglob("*.py"))
+    assert len(named) > 20
+    assert [name for name in named if f"def {name}(" not in tests] == []
