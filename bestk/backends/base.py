@@ -8,7 +8,7 @@ tokens and probabilities; nothing of scores, frontiers, requests or text.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -102,9 +102,9 @@ class Backend(ABC):
     def start(self, prompts: Sequence[Any], spec: BatchSpec, prompt_size: int = 0) -> Session:
         """Open a session for a batch; prompts to come may have up to `prompt_size` tokens."""
 
-    def kind(self, prompt: Any, spec: BatchSpec) -> str:
+    def kind(self, prompt: Any, spec: BatchSpec) -> Hashable:
         """Name the kind of session that serves a prompt: those of one batch must be alike."""
-        return ""
+        return None
 
     def contexts(self, prompts: Sequence[Any]) -> list[Context]:
         """Return what stands before the first generated token of each prompt."""

@@ -38,15 +38,20 @@ def normalised(logits: Float[Tensor, "batch nodes vocab"]) -> Float[Tensor, "bat
 
 def with_forced(
     children: Children,
-    log_probs: Float[Tensor, "batch nodes vocab"],
+    logits: Float[Tensor, "batch nodes vocab"],
     forced: Int[Tensor, "batch nodes forced"],
+    *,
+    is_normalised: bool = False,
 ) -> Children:
     """List forced tokens after the likeliest ones, with their true log-probabilities, best first.
 
     One that is listed already is not repeated: its place stays empty.
     """
     is_listed = (forced[..., None] == children.token[..., None, :]).any(dim=-1)
-    value = log_probs.gather(-1, forced.clamp(min=0))
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    value = logits.gather(-1, forced.clamp(min=0))
+    if not is_normalised:
+        value = value - _total(logits)
     value = value.masked_fill(is_listed | (forced < 0), -torch.inf)
     value, order = value.sort(dim=-1, descending=True, stable=True)
     return Children(

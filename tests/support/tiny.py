@@ -68,6 +68,60 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GPTNeoForCausalLM",
         SHAPE | {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 4},
     ),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", GROUPED | {"original_max_position_embeddings": 64}),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        GROUPED
+        | {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "qwen2": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        GROUPED | {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
+    ),
+    "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", GROUPED | {"sliding_window": 32}),
+    "starcoder2": (
+        "Starcoder2Config",
+        "Starcoder2ForCausalLM",
+        GROUPED | {"sliding_window": 32},
+    ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        "Gemma3nForCausalLM",
+        GROUPED
+        | {
+            "intermediate_size": [48] * 3,
+            "head_dim": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 4,
+            "num_kv_shared_layers": 0,
+            "activation_sparsity_pattern": [0.0] * 3,
+            "sliding_window": 32,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        GROUPED
+        | {
+            "intermediate_size_mlp": 48,
+            "head_dim": 8,
+            "num_local_experts": 2,
+            "attention_chunk_size": 32,
+            "floor_scale": 8,
+        },
+    ),
+    "bert": ("BertConfig", "BertLMHeadModel", SHAPE | {"is_decoder": True}),
+    "roberta": ("RobertaConfig", "RobertaForCausalLM", SHAPE | {"is_decoder": True}),
     "mamba": ("MambaConfig", "MambaForCausalLM", SHAPE | {"state_size": 8}),
 }
 

@@ -59,11 +59,11 @@ _PROPHET = {
 }
 
 
-def tiny(family: str, attention: str = "sdpa") -> Any:
-    """Make a model of a family, the same one every time."""
+def tiny(family: str, attention: str = "sdpa", **changes: Any) -> Any:
+    """Make a model of a family, the same one every time; `changes` go into what makes it."""
     torch.manual_seed(3)
-    model = _MAKERS[family]().eval()
-    if family in ("mt5", "flan-t5"):  # else one token would have all the probability
+    model = _MAKERS[family](**changes).eval()
+    if family in ("mt5", "flan-t5", "switch"):  # else one token would have all the probability
         model.decoder.final_layer_norm.weight.data *= 0.2
     if attention != "sdpa":
         model.set_attn_implementation(attention)
@@ -96,8 +96,15 @@ def _bert2bert() -> Any:
     return hf.EncoderDecoderModel(config)
 
 
-def _t5gemma() -> Any:
+def _switch(**changes: Any) -> Any:
+    sparse = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 2}
+    config = hf.SwitchTransformersConfig(**_T5, **sparse, num_decoder_layers=2, **changes)
+    return hf.SwitchTransformersForConditionalGeneration(config)
+
+
+def _t5gemma(**changes: Any) -> Any:
     part = {
+        **changes,
         "vocab_size": VOCAB,
         "hidden_size": 16,
         "intermediate_size": 32,
@@ -146,6 +153,7 @@ _MAKERS = {
     "flan-t5": lambda: hf.T5ForConditionalGeneration(
         hf.T5Config(**_T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     ),
+    "switch": _switch,
     "umt5": lambda: hf.UMT5ForConditionalGeneration(hf.UMT5Config(**_T5)),
     "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**_BART, **_PLACES)),
     "mbart": lambda: hf.MBartForConditionalGeneration(
@@ -170,8 +178,8 @@ _MAKERS = {
         )
     ),
     "longt5": lambda: hf.LongT5ForConditionalGeneration(hf.LongT5Config(**_T5, local_radius=4)),
-    "bigbird": lambda: hf.BigBirdPegasusForConditionalGeneration(
-        hf.BigBirdPegasusConfig(**_BART, **_PLACES)
+    "bigbird": lambda **changes: hf.BigBirdPegasusForConditionalGeneration(
+        hf.BigBirdPegasusConfig(**_BART, **{**_PLACES, **changes})
     ),
     "nllb-moe": lambda: hf.NllbMoeForConditionalGeneration(
         hf.NllbMoeConfig(**_BART, **_PLACES, num_experts=2)

@@ -1,7 +1,7 @@
 """Decoder-only models with tree attention: one cached forward of k queries expands k nodes.
 
-Falls back to recomputing prefixes for a model that cannot share its cache by slots, or a batch that
-does not fit its sliding window; what decides is in `probe`.
+Falls back to recomputing prefixes where a model cannot share its cache by slots. What decides is in
+`probe` and, since prompts of another length may be another matter, in `limits`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bestk.backends.base import Backend, Capabilities, Memory, Session
-from bestk.backends.transformers import attention
+from bestk.backends.transformers import attention, limits
 from bestk.backends.transformers.kv_cache import CacheLayout, resized_cache, tree_cache
 from bestk.backends.transformers.model import ModelInfo, pad_right
-from bestk.backends.transformers.probe import sharing_obstacle, window
+from bestk.backends.transformers.probe import sharing_obstacle, trial_obstacle
 from bestk.backends.transformers.recompute import RecomputeSession
+from bestk.errors import ModelError
 from bestk.kernels import may_run
 from bestk.nodes import BatchSpec, NodeBatch
 
@@ -39,24 +40,35 @@ class DecoderOnlyBackend(Backend):
         self.eos_ids = self.model.eos_ids
         self.capabilities = Capabilities(resize=True, max_length=self.model.max_length)
         self._noticed: set[str] = set()
+        self._tried: dict[tuple[bool, ...], str | None] = {}
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def kind(self, prompt: Sequence[int], spec: BatchSpec) -> str:
-        """Name why a search must recompute prefixes; nothing where a tree of slots serves it."""
-        return self.obstacle(len(prompt) + spec.depth) or ""
+    def kind(self, prompt: Sequence[int], spec: BatchSpec) -> Hashable:
+        """Name why a search must recompute prefixes, or the limits that its texts are past."""
+        begin, end = len(prompt), len(prompt) + spec.depth
+        return self.obstacle(begin, end) or self._limits_passed(begin, end)
 
     def start(
         self, prompts: Sequence[Sequence[int]], spec: BatchSpec, prompt_size: int = 0
     ) -> Session:
         """Open a session with tree attention, or one that recomputes prefixes if it must."""
         self.model.evaluate()
-        obstacle = self.obstacle(max(map(len, prompts)) + spec.depth)
+        sizes = [len(prompt) for prompt in prompts]
+        begin, end = min(sizes), max(sizes) + spec.depth
+        obstacle = self.obstacle(begin, end)
         if obstacle is None:
-            kernel = self._with_kernel
-            return TreeSession(self.model, prompts, spec, prompt_size, with_kernel=kernel)
+            is_past = any(self._limits_passed(begin, end))
+            with_kernel = not is_past and self._with_kernel
+            return TreeSession(self.model, prompts, spec, prompt_size, with_kernel=with_kernel)
+        if self._misreading is not None:
+            raise ModelError(
+                f"{self.name} cannot be searched: what comes after a text, or beside it, "
+                f"{self._misreading}; take a causal model (of BERT's kin: is_decoder=True) whose "
+                "weights are not quantised together with what they read"
+            )
         if obstacle not in self._noticed:
             self._noticed.add(obstacle)
             logger.warning("%s: recomputing prefixes, %s", self.name, obstacle)
@@ -70,12 +82,32 @@ class DecoderOnlyBackend(Backend):
         """Return what the numbers depend on besides the weights."""
         return {**super().facts(), "dtype": str(self.model.dtype).removeprefix("torch.")}
 
-    def obstacle(self, length: int) -> str | None:
-        """Name why paths of this length cannot share a cache, None if they can."""
-        reach = window(self.model)
-        if self._obstacle is None and reach is not None and length > reach:
-            return f"since its attention window of {reach} is shorter than {length} tokens"
-        return self._obstacle
+    def obstacle(self, begin: int, end: int) -> str | None:
+        """Name why texts of `begin` to `end` tokens cannot share a cache, None if they can."""
+        found = limits.obstacle(self.model.config, begin, end)
+        passed = self._limits_passed(begin, end)
+        if found is None and passed not in self._tried:
+            self._tried[passed] = self._try_out(passed)
+        return found or self._tried[passed]
+
+    def _limits_passed(self, begin: int, end: int) -> tuple[bool, ...]:
+        """Return which of its limits the model is past, sooner or later."""
+        config, width = self.model.config, limits.window(self.model.config)
+        return (width is not None and end > width, *map(bool, limits.scale(config, begin)))
+
+    def _try_out(self, passed: tuple[bool, ...]) -> str | None:
+        """Try the model out on a small tree that is past these limits."""
+        if any(passed):
+            with limits.shrunk(self.model.config, passed):
+                return sharing_obstacle(self.model, TreeSession)
+        return None if self._with_kernel else sharing_obstacle(self.model, TreeSession)
+
+    @functools.cached_property
+    def _misreading(self) -> str | None:
+        """How the model's output at a token depends on later tokens, None if it does not."""
+        return trial_obstacle(
+            self.model, lambda model, prompts, _: RecomputeSession(model, prompts)
+        )
 
     @functools.cached_property
     def _with_kernel(self) -> bool:
@@ -89,10 +121,6 @@ class DecoderOnlyBackend(Backend):
             self.model.fusion.leave_layers()
             obstacle = sharing_obstacle(self.model, session)
         return obstacle is None
-
-    @functools.cached_property
-    def _obstacle(self) -> str | None:
-        return None if self._with_kernel else sharing_obstacle(self.model, TreeSession)
 
 
 class TreeSession(Session):
@@ -109,8 +137,9 @@ class TreeSession(Session):
     ) -> None:
         self.model = model
         self.with_kernel = with_kernel
+        is_static = with_kernel and model.is_static
         self.capabilities = Capabilities(
-            resize=not with_kernel, static=with_kernel, static_prefill=with_kernel
+            resize=not with_kernel, static=is_static, static_prefill=is_static
         )
         lengths = [len(prompt) for prompt in prompts]
         size = max(*lengths, prompt_size)
@@ -122,6 +151,8 @@ class TreeSession(Session):
             used=size,
         )
         self.cache: Any = tree_cache(self.layout)
+        width = limits.window(model.config)
+        self.window = None if width is None or size + spec.depth <= width else width
 
     def prefill(
         self, nodes: NodeBatch, prompts: Mapping[int, Sequence[int]], *, whole: bool
@@ -153,12 +184,11 @@ class TreeSession(Session):
         """Run tokens through the model, each seeing the prompt and its ancestors."""
         layout = self.layout
         layout.advance(nodes)
-        mask = self.model.attention_mask
         products = self.model.small_products.applied(nodes.token.numel())
-        with products, self._attention(nodes.path):
+        with self.model.untouched(), products, self._attention(nodes.path):
             output = self.model.module(
                 input_ids=nodes.token.clamp(min=0),
-                attention_mask=None if self.with_kernel else mask(layout.mask(nodes)),
+                attention_mask=None if self.with_kernel else self._masks(nodes),
                 position_ids=layout.positions(nodes),
                 past_key_values=self.cache,
                 use_cache=True,
@@ -176,6 +206,18 @@ class TreeSession(Session):
     def close(self) -> None:
         """Let go of the cache."""
         self.cache = None
+
+    def _masks(self, nodes: NodeBatch) -> Tensor | dict[str, Tensor]:
+        """Mask what nodes may not see; layers of a model that has several kinds get one each."""
+        visible = self.layout.mask(nodes)
+        every = self.model.attention_mask(visible)
+        if self.window is None:
+            return every
+        near = visible & (self.layout.distance(nodes)[:, None] < self.window)
+        recent = self.model.attention_mask(near)
+        if getattr(self.model.config, "layer_types", None) is None:
+            return recent
+        return {"full_attention": every, "sliding_attention": recent}
 
     @contextlib.contextmanager
     def _attention(self, path: Tensor | None) -> Iterator[None]:

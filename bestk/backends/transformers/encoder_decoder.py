@@ -21,9 +21,9 @@ from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 
 from bestk.backends.base import Backend, Capabilities, Context, Memory, Session
+from bestk.backends.transformers import limits
 from bestk.backends.transformers.kv_cache import CacheLayout, resized_cache, tree_cache
 from bestk.backends.transformers.positions import Positions, RelativeBias, positions_for
-from bestk.backends.transformers.probe import window
 from bestk.backends.transformers.recompute_decoder import RecomputeDecoderSession
 from bestk.backends.transformers.seq2seq_probe import Probe, agrees, find_obstacle, reads_tensors
 from bestk.backends.transformers.source_cache import (
@@ -85,7 +85,8 @@ class EncoderDecoderBackend(Backend):
     def start(self, prompts: Sequence[Any], spec: BatchSpec, prompt_size: int = 0) -> Session:
         """Open a session over sources: token ids, tensors of features, or `Encoded` of one row."""
         self.model.evaluate()
-        obstacle = self.obstacle(prompts[0], self.model.prompt_size(prompts[0]) + spec.depth)
+        begin = self.model.prompt_size(prompts[0])
+        obstacle = self.obstacle(prompts[0], begin, max(begin + spec.depth, spec.width))
         if obstacle is None:
             fused = self._fused if self._with_kernel else None
             return EncoderDecoderSession(self.model, prompts, spec, prompt_size, fused=fused)
@@ -108,18 +109,19 @@ class EncoderDecoderBackend(Backend):
         dtype = str(self.model.dtype).removeprefix("torch.")
         return {**super().facts(), "dtype": dtype, "decoder_prompt": list(self.decoder_prompt)}
 
-    def obstacle(self, source: Source, length: int) -> str | None:
-        """Name why texts of this length cannot share a cache, None if they can.
+    def obstacle(self, source: Source, begin: int, end: int) -> str | None:
+        """Name why texts of `begin` to `end` tokens cannot share a cache, None if they can.
 
         The first call tries the model out; `source` gives the shape of its features.
         """
         if not self._is_tried:
-            self._try_out(Probe(self.model, source))
+            with self.model.trial():
+                self._try_out(Probe(self.model, source))
             self._is_tried = True
-        reach = window(self.model)
-        if self._obstacle is None and reach is not None and length > reach:
-            return f"since its attention window of {reach} is shorter than {length} tokens"
-        return self._obstacle
+        width = limits.window(self.model.config)
+        if self._obstacle is None and width is not None and end > width:
+            return f"since its attention window of {width} is shorter than {end} tokens"
+        return self._obstacle or limits.obstacle(self.model.config, begin, end)
 
     @functools.cached_property
     def _fused(self) -> FusedDecoder | None:
@@ -194,8 +196,12 @@ class EncoderDecoderSession(Session):
         is_fixed = size == self.prompt.shape[1]
         self.capabilities = Capabilities(
             resize=not with_kernel,
-            static=with_kernel,
-            static_prefill=with_kernel and model.can_read_tensors and is_text and is_fixed,
+            static=with_kernel and model.is_static,
+            static_prefill=with_kernel
+            and model.is_static
+            and model.can_read_tensors
+            and is_text
+            and is_fixed,
         )
 
     @torch.inference_mode()
@@ -277,6 +283,7 @@ class EncoderDecoderSession(Session):
         if width == 1 and not self.model.can_mask_one:
             nodes = _doubled(nodes, scratch=layout.capacity)
             layout.write = layout.place(nodes.slot)
+        hidden = self.model.padding if self.model.hides_padding else None
         options = dict(self.source)
         if "attention_mask" in options:
             seen = options["attention_mask"]
@@ -284,10 +291,10 @@ class EncoderDecoderSession(Session):
             options["attention_mask"] = wide.contiguous() if layout.with_kernel else wide
         fused = self.model.fusion.applied() if layout.with_kernel else contextlib.nullcontext()
         products = self.model.small_products.applied(nodes.token.numel())
-        with products, fused, self.positions.given(layout, nodes) as given:
+        with self.model.untouched(), products, fused, self.positions.given(layout, nodes) as given:
             output = self.model.module(
                 decoder_input_ids=nodes.token.clamp(min=0),
-                decoder_attention_mask=self._mask(layout.mask(nodes)),
+                decoder_attention_mask=self._mask(layout.mask(nodes, hidden)),
                 **options,
                 **given,
                 past_key_values=self.cache,
@@ -304,7 +311,7 @@ class EncoderDecoderSession(Session):
         layers = fused.applied(layout, nodes, self.source_length, biases)
         # The kernels know distances; other positions belong to the embedding.
         told: Any = contextlib.nullcontext({}) if biases else positions.given(layout, nodes)
-        with layers, told as given:
+        with self.model.untouched(), layers, told as given:
             output = self.model.module(
                 decoder_input_ids=nodes.token.clamp(min=0),
                 decoder_attention_mask=self.no_mask,

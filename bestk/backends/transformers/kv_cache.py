@@ -76,13 +76,32 @@ class CacheLayout:
         """Return the position of every node: its depth after the prompt's own length."""
         return (self.prompt_length[:, None] + nodes.depth - 1).clamp(min=0)
 
-    def mask(self, nodes: NodeBatch) -> Bool[Tensor, "batch 1 nodes used"]:
-        """Mark which places each node may look at: the prompt, its ancestors and itself."""
+    def distance(self, nodes: NodeBatch) -> Int[Tensor, "batch nodes used"]:
+        """Count the tokens from each place back to each node; only ancestors' places matter."""
+        batch, width, depth = nodes.path.shape
+        device = nodes.path.device
+        position = torch.arange(self.used, device=device).repeat(batch, width, 1)
+        is_node = (nodes.path >= 0) & (nodes.path < self.capacity)
+        level = torch.arange(depth, device=device) + self.prompt_length[:, None, None]
+        # Where there is no ancestor, place 0 is written: it is the prompt's first, position 0.
+        place = self.place(nodes.path).where(is_node, 0)
+        position.scatter_(2, place, level.expand_as(place).where(is_node, 0))
+        return self.positions(nodes)[..., None] - position
+
+    def mask(
+        self, nodes: NodeBatch, hidden: int | None = None
+    ) -> Bool[Tensor, "batch 1 nodes used"]:
+        """Mark which places each node may look at: the prompt, its ancestors and itself.
+
+        Nobody looks at a text's tokens that are `hidden`.
+        """
         width, device = nodes.path.shape[1], nodes.path.device
         in_prompt = torch.arange(self.used, device=device) < self.prompt_length[:, None]
         visible = in_prompt[:, None].repeat(1, width, 1)
         # Where there is no ancestor, point at place 0, which every node may see anyway.
         is_node = (nodes.path >= 0) & (nodes.path < self.capacity)
+        if hidden is not None:
+            is_node &= nodes.prefix != hidden
         visible.scatter_(2, self.place(nodes.path).where(is_node, 0), True)
         return visible[:, None]
 

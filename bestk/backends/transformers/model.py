@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from bestk.backends.base import Memory
+from bestk.backends.transformers import limits
 from bestk.backends.transformers.cpu_linear import SmallProducts
+from bestk.backends.transformers.decoder_prompt import setting
+from bestk.backends.transformers.replaced import unchanged
 from bestk.errors import ModelError
 from bestk.nodes import BatchSpec
 
@@ -51,6 +54,21 @@ class ModelInfo:
         return frozenset(parameter.device for parameter in self.module.parameters())
 
     @functools.cached_property
+    def rescaled(self) -> list[nn.Module]:
+        """Find the modules whose positions depend on how long a sequence is."""
+        return [module for module in self.module.modules() if limits.is_rescaled(module)]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether no pass asks the device how long a text is, or which experts have work."""
+        return not self.rescaled and self.config.model_type != "switch_transformers"
+
+    @functools.cached_property
+    def volatile(self) -> list[nn.Module]:
+        """The modules that a forward pass changes; a trial adds those that it sees change."""
+        return list(self.rescaled)
+
+    @functools.cached_property
     def small_products(self) -> SmallProducts:
         """Find the layers whose products of few rows are better taken the other way round."""
         return SmallProducts(self.module)
@@ -71,8 +89,8 @@ class ModelInfo:
     def vocab_size(self) -> int:
         """Count the entries of a row of logits."""
         head = self.module.get_output_embeddings()
-        weight = getattr(head, "weight", None)
-        return int(self.config.vocab_size if weight is None else weight.shape[0])
+        weight = getattr(head, "weight", None)  # a method of layers that hold int8
+        return int(weight.shape[0] if isinstance(weight, Tensor) else self.config.vocab_size)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -85,20 +103,23 @@ class ModelInfo:
         return ()
 
     @property
+    def padding(self) -> int | None:
+        """Name the token that fills up batches, None where there is none."""
+        token = setting(self.module, "pad_token_id")
+        return int(token) if token is not None and 0 <= token < self.vocab_size else None
+
+    @property
     def max_length(self) -> int | None:
         """Positions that the model has, None where it does not say."""
-        length = getattr(self.config, "max_position_embeddings", None)
-        return int(length) if length else None
+        return limits.longest(self.config)
 
     @property
     def token_bytes(self) -> int:
         """Count the bytes of one token's keys and values, all layers together."""
-        config, item = self.config, torch.empty(0, dtype=self.dtype).element_size()
-        layers = int(getattr(config, "num_hidden_layers", 1))
-        heads = int(getattr(config, "num_attention_heads", 1))
-        head = int(getattr(config, "head_dim", None) or int(config.hidden_size) // heads)
-        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        return layers * 2 * kv_heads * head * item
+        item = torch.empty(0, dtype=self.dtype).element_size()
+        layers, heads = self._size("num_hidden_layers"), self._size("num_attention_heads")
+        head = self._size("head_dim", self._size("hidden_size") // heads)
+        return layers * 2 * self._size("num_key_value_heads", heads) * head * item
 
     def memory(self, spec: BatchSpec, prompt_size: int) -> Memory | None:
         """Return the bytes that are free, and those of one search with its activations."""
@@ -109,15 +130,20 @@ class ModelInfo:
 
     def bytes_of(self, spec: BatchSpec, prompt_size: int) -> int:
         """Estimate the memory of one search: its cache, its logits, the reading of its prompt."""
-        config, item = self.config, torch.empty(0, dtype=self.dtype).element_size()
-        hidden = int(getattr(config, "hidden_size", 1))
-        inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        item = torch.empty(0, dtype=self.dtype).element_size()
+        hidden = self._size("hidden_size")
+        inner = self._size("intermediate_size", 4 * hidden)
         cache = self.token_bytes * (prompt_size + spec.slots)
         # Logits in the model's dtype, in float32, and once more while they are sorted.
         logits = spec.width * self.vocab_size * (item + 8)
         reading = prompt_size * (6 * hidden + 3 * inner) * item
         tree = spec.slots * 8 * (spec.depth + 3 * spec.num_children + 8)
         return cache + logits + reading + tree
+
+    def _size(self, name: str, default: int = 1) -> int:
+        """Look a size up in the config, the largest where every layer has its own."""
+        size = getattr(self.config, name, None) or default
+        return int(max(size) if isinstance(size, Sequence) else size)
 
     def free_bytes(self) -> int | None:
         """Return how much memory is free on the model's device, None where nobody knows."""
@@ -132,6 +158,32 @@ class ModelInfo:
         if self.module.training:
             self.module.eval()
 
+    can_pad_prefixes = True  # else only sequences of one length are read together
+
+    def groups(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Put sequences together that may be read in one batch, by their places in the list."""
+        alike: dict[Hashable, list[int]] = {}
+        for place, sequence in enumerate(sequences):
+            size = len(sequence)
+            kind = limits.scale(self.config, size) if self.can_pad_prefixes else size
+            alike.setdefault(kind, []).append(place)
+        return list(alike.values())
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Let a model be tried out, and leave it as it was."""
+        with unchanged(self.module.modules()) as changed:
+            yield
+        self.volatile.extend(module for module in changed if module not in self.volatile)
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Let the model run as if it had read nothing before, and leave it as it was."""
+        with unchanged(self.volatile):
+            for module in self.rescaled:
+                limits.forget(module)
+            yield
+
     def attention_mask(
         self, visible: Bool[Tensor, "batch 1 queries places"], *, as_numbers: bool = False
     ) -> Tensor:
@@ -145,7 +197,7 @@ class ModelInfo:
         self, tokens: Int[Tensor, "batch length"], lengths: Int[Tensor, " batch"], **options: Any
     ) -> Float[Tensor, "batch vocab"]:
         """Read whole sequences, padded on the right, and return the logits after each."""
-        with self._only_last(lengths - 1):
+        with self._only_last(lengths - 1), self.untouched():
             logits = self.module(**{self.token_input: tokens}, **options).logits
         rows = torch.arange(len(lengths), device=self.device)
         # Without the hook there is a position for every token.

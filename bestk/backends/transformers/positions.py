@@ -116,25 +116,13 @@ class RelativeBias:
 
     @contextmanager
     def given(self, layout: CacheLayout, nodes: NodeBatch) -> Iterator[dict[str, Any]]:
-        distance = self._distance(layout, nodes)
+        distance = layout.distance(nodes).clamp(0, self.size - 1)
         biases = (table[:, distance.to(table.device)].transpose(0, 1) for table in self.tables)
         with replaced(
             (attention, "compute_bias", _always(bias))
             for attention, bias in zip(self.attentions, biases, strict=True)
         ):
             yield {}
-
-    def _distance(self, layout: CacheLayout, nodes: NodeBatch) -> Int[Tensor, "batch nodes used"]:
-        """Count the tokens from each place back to each node; only ancestors' places matter."""
-        batch, width, depth = nodes.path.shape
-        device = nodes.path.device
-        position = torch.arange(layout.used, device=device).repeat(batch, width, 1)
-        is_node = (nodes.path >= 0) & (nodes.path < layout.capacity)
-        level = torch.arange(depth, device=device) + layout.prompt_length[:, None, None]
-        # Where there is no ancestor, place 0 is written: it is the prompt's first, position 0.
-        place = layout.place(nodes.path).where(is_node, 0)
-        position.scatter_(2, place, level.expand_as(place).where(is_node, 0))
-        return (layout.positions(nodes)[..., None] - position).clamp(0, self.size - 1)
 
 
 def _bias_by_distance(attention: Any, size: int) -> Float[Tensor, "heads size"]:

@@ -1,7 +1,7 @@
 """Recomputes every node's prefix: slow, and right for any model that can read a sequence.
 
-The fallback for models whose cache cannot be shared by slots: recurrent and hybrid ones, sliding
-windows shorter than the path, positions that a caller cannot set.
+The fallback for models whose cache cannot be shared by slots: recurrent and hybrid ones, positions
+that a caller cannot set or that depend on how long a text gets.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ class RecomputeSession(Session):
         """Read the prompts."""
         for row, prompt in prompts.items():
             self.prompts[row] = list(prompt)
-        every = torch.arange(len(self.prompts), device=nodes.slot.device)
-        return self.read(self.prompts, every)[:, None]
+        rows = torch.tensor(list(prompts), device=nodes.slot.device)
+        last = self.read([self.prompts[row] for row in prompts], rows)
+        logits = last.new_zeros(len(self.prompts), 1, last.shape[-1])
+        return logits.index_copy_(0, rows, last[:, None])
 
     @torch.inference_mode()
     def evaluate(self, nodes: NodeBatch, *, whole: bool = True) -> Tensor:
@@ -49,7 +51,7 @@ class RecomputeSession(Session):
                 self.prompts[row] + prefix[:depth]
                 for row, prefix, depth in zip(rows.tolist(), prefixes, depths, strict=True)
             ]
-            logits[rows, places] = self.read(sequences, rows).float()
+            logits[rows, places] = self.read(sequences, rows)
         return logits
 
     def resize(self, rows: Sequence[int], batch: int, prompt_size: int) -> RecomputeSession:
@@ -60,6 +62,16 @@ class RecomputeSession(Session):
 
     def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
         """Return the logits after each sequence; `rows` says which search it belongs to."""
+        model = self.model
+        logits = torch.zeros(len(sequences), model.vocab_size, device=model.device)
+        for some in model.groups(sequences):
+            logits[some] = self.read_padded([sequences[i] for i in some], rows[some]).float()
+        return logits
+
+    def read_padded(
+        self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
+    ) -> Tensor:
+        """Return the logits after sequences that may be read together."""
         return self.model.last_logits(*pad_right(sequences, self.model.device), use_cache=False)
 
     def close(self) -> None:

@@ -31,8 +31,8 @@ class RecomputeDecoderSession(RecomputeSession):
             self.parts[row] = part
             self.prompts[row] = part.prompts[0]
         self.encoded = Encoded.joined([self.parts[row] for row in sorted(self.parts)])
-        rows = torch.arange(len(self.prompts), device=nodes.slot.device)
-        return self.suppressed.at_start(self.read(self.prompts, rows)[:, None])
+        own = {row: self.prompts[row] for row in prompts}
+        return self.suppressed.at_start(super().prefill(nodes, own, whole=whole))
 
     @torch.inference_mode()
     def evaluate(self, nodes: NodeBatch, *, whole: bool = True) -> Tensor:
@@ -52,6 +52,8 @@ class RecomputeDecoderSession(RecomputeSession):
         other.encoded = Encoded.joined(list(other.parts.values()))
         return other
 
-    def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
-        """Return the logits after each decoder sequence, given the source of its row."""
-        return self.model.read(self.encoded, sequences, rows)
+    def read_padded(
+        self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
+    ) -> Tensor:
+        """Return the logits after decoder sequences, given the sources of their rows."""
+        return self.model.read_padded(self.encoded, sequences, rows)

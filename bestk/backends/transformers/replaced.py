@@ -1,6 +1,7 @@
 """Puts functions in the place of a model's own for the length of a call, and back.
 
-Knows nothing of what the functions do. When the call ends the model is as it was.
+Puts back what a model changes of itself, too. Knows nothing of what the functions do. When the call
+ends the model is as it was.
 """
 
 from __future__ import annotations
@@ -31,6 +32,27 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
                 del attributes[name]
             else:
                 attributes[name] = original
+
+
+@contextmanager
+def unchanged(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
+    """Put back what the block changes of modules, and list those that it did change."""
+    before = [
+        (module, held, dict(held))
+        for module in modules
+        for own in [vars(module)]
+        for held in (own, own["_modules"], own["_buffers"], own["_parameters"])
+    ]
+    changed: list[nn.Module] = []
+    try:
+        yield changed
+    finally:
+        for module, held, was in before:
+            if len(held) != len(was) or any(held.get(name) is not was[name] for name in was):
+                changed.append(module)
+                held.update(was)
+                for name in held.keys() - was.keys():
+                    del held[name]
 
 
 def is_untouched(module: nn.Module) -> bool:

@@ -43,7 +43,7 @@ def find_obstacle(probe: Probe, tree: MakeSession, prefix: MakeSession) -> str |
     model = probe.model
     if model.reads_text and model.can_pad:
         model.can_pad = probe.pads_rightly()
-    for model.can_mask_one in (True, False):
+    for model.can_mask_one, model.hides_padding in ((True, False), (False, False), (True, True)):
         worst, failure = probe.error_of(tree)
         if failure is None and worst <= probe.tolerance:
             return None
@@ -142,6 +142,8 @@ class Probe:
         # Half precision rounds logits to about 2^-8 of their size; a wrong position is off by more.
         self.tolerance = tolerance(model)
         self.tokens = [0, *_some(_NUM_SLOTS - 1, 5, model.vocab_size)]
+        if model.padding is not None:  # some decoders do not look at it, wherever it is
+            self.tokens[2] = model.padding
         self.alone = [model.encode([source]) for source in self.sources]
         self._known: dict[tuple[int, ...], Tensor] = {}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bestk.backends.base import Context
 from bestk.backends.transformers.decoder_prompt import DecoderPrompt, decoder_prompt, setting
+from bestk.backends.transformers.limits import is_rescaled
 from bestk.backends.transformers.model import ModelInfo, pad_right
 from bestk.errors import PromptError
 
@@ -98,10 +99,11 @@ class EncoderDecoderInfo(ModelInfo):
         self.prompt: DecoderPrompt = decoder_prompt(model) if prompt is None else list(prompt)
         self.has_rules = has_rules  # whether the generation config rules tokens out
         self.source_input = str(getattr(model, "main_input_name", "input_ids"))
-        self.can_pad = not any(getattr(model.config, name, None) for name in _SPARSE)
+        sparse = any(getattr(model.config, name, None) for name in _SPARSE)
+        self.can_pad = not sparse and not any(map(is_rescaled, model.get_encoder().modules()))
         # What the probe may find to be wrong:
-        self.can_pad_prefixes = True
         self.can_mask_one = True  # LED's decoder drops the mask of a single query
+        self.hides_padding = False  # T5Gemma's decoder sees no padding token, not even a text's own
         self.can_read_tensors = False  # whether `encode_tensors` gives what `encode` gives
 
     @property
@@ -131,9 +133,8 @@ class EncoderDecoderInfo(ModelInfo):
             return Encoded.joined([self.encode([source]) for source in sources])
         tokens, lengths = pad_right(cast("Sequence[Sequence[int]]", sources), self.device)
         mask = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
-        padding = setting(self.module, "pad_token_id")
-        if padding is not None:
-            tokens = tokens.where(mask, padding)
+        if self.padding is not None:
+            tokens = tokens.where(mask, self.padding)
         return self._run_encoder(tokens, mask)
 
     def encode_tensors(
@@ -149,15 +150,15 @@ class EncoderDecoderInfo(ModelInfo):
         if most is None or width + spare <= most:
             tokens = torch.nn.functional.pad(tokens, (0, spare))
         is_seen = torch.arange(tokens.shape[1], device=self.device) < lengths[:, None]
-        padding = setting(self.module, "pad_token_id")
-        if padding is not None:
-            tokens = tokens.masked_fill(~is_seen, int(padding))
+        if self.padding is not None:
+            tokens = tokens.masked_fill(~is_seen, self.padding)
         # Four axes, so that the encoder need not build, or look into, a mask of its own.
         mask = self.attention_mask(is_seen[:, None, None], as_numbers=True)
         wide = mask.expand(-1, -1, tokens.shape[1], -1)
         if wide.numel() <= _SMALL_MASK:  # else every layer would do it
             wide = wide.contiguous()
-        return self.module.get_encoder()(input_ids=tokens, attention_mask=wide), mask
+        with self.untouched():
+            return self.module.get_encoder()(input_ids=tokens, attention_mask=wide), mask
 
     def prompt_size(self, source: Source) -> int:
         """Count the decoder's tokens before a text."""
@@ -176,23 +177,11 @@ class EncoderDecoderInfo(ModelInfo):
             for source, text in zip(sources, texts, strict=True)
         ]
 
-    def read(
+    def read_padded(
         self, encoded: Encoded, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
     ) -> Float[Tensor, "nodes vocab"]:
         """Return the logits after whole decoder sequences, each over the source of its row."""
         rows = rows.to(self.device)
-        if self.can_pad_prefixes:
-            return self._read_padded(encoded, sequences, rows)
-        logits = torch.zeros(len(sequences), self.vocab_size, device=self.device)
-        for length in {len(sequence) for sequence in sequences}:
-            equal = [i for i, sequence in enumerate(sequences) if len(sequence) == length]
-            chosen = [sequences[i] for i in equal]
-            logits[equal] = self._read_padded(encoded, chosen, rows[equal]).float()
-        return logits
-
-    def _read_padded(
-        self, encoded: Encoded, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
-    ) -> Float[Tensor, "nodes vocab"]:
         options = encoded.options(rows)
         if self.reads_text:  # FSMT hides the future only where it is given some
             options["input_ids"] = torch.zeros_like(rows)[:, None]
@@ -205,14 +194,9 @@ class EncoderDecoderInfo(ModelInfo):
         return self.last_logits(*pad_right(sequences, self.device), **options)
 
     def _run_encoder(self, source: Tensor, mask: Bool[Tensor, "batch places"] | None) -> Encoded:
-        encoder = self.module.get_encoder()
-        attention = getattr(encoder, "attention_type", None)
         options = {} if mask is None else {"attention_mask": mask.long()}
-        output = encoder(**{self.source_input: source}, **options)
-        if attention != getattr(encoder, "attention_type", None):
-            encoder.set_attention_type(
-                attention
-            )  # BigBird's leaves block-sparse for good otherwise
+        with self.untouched():
+            output = self.module.get_encoder()(**{self.source_input: source}, **options)
         hidden = output.last_hidden_state.to(self.device)
         encoded = Encoded(hidden, mask, [], type(output))
         return replace(encoded, prompts=self._prompts(encoded))

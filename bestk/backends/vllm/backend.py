@@ -12,7 +12,7 @@ from typing import Any
 from bestk.backends.base import Memory
 from bestk.backends.prefix import EngineInfo, PrefixBackend, TopLogprobs
 from bestk.backends.vllm.client import driver_of
-from bestk.errors import BestKError, ModelError, OptionError
+from bestk.errors import BestKError, ModelError, OptionError, first_line
 from bestk.nodes import BatchSpec
 
 CONNECTOR = "TailConnector"
@@ -40,9 +40,10 @@ class VllmBackend(PrefixBackend):
         except BestKError:
             raise
         except Exception as error:  # vLLM's own kinds, and those of whatever runs below it
+            told = f"{type(error).__name__}: {first_line(error, 'no message')}"
             raise ModelError(
-                f"{self.name}: vLLM failed ({type(error).__name__}: {first_line(error)}): its log "
-                "says why; an engine that has died must be made anew"
+                f"{self.name}: vLLM failed ({told}): its log says why; an engine that has died "
+                "must be made anew"
             ) from error
 
     def close(self) -> None:
@@ -67,12 +68,6 @@ def keeps_partial_blocks(config: Any) -> bool:
     """Return whether requests go on from where others ended, by `partial_blocks.py`."""
     transfer = config.kv_transfer_config
     return transfer is not None and transfer.kv_connector == CONNECTOR
-
-
-def first_line(error: BaseException) -> str:
-    """Shorten an error to what it says first."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
 
 
 def _check(config: Any, lora_request: Any) -> None:

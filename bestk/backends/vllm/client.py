@@ -11,8 +11,7 @@ import itertools
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bestk.backends.prefix import TopLogprobs
@@ -22,17 +21,7 @@ from bestk.errors import ModelError
 KNOWN_VERSION = "0.32."
 
 
-class Driver(ABC):
-    """Asks one engine."""
-
-    @abstractmethod
-    def ask(
-        self, prefixes: Sequence[list[int]], num_tokens: int, lora_request: Any
-    ) -> list[TopLogprobs]:
-        """Return the likeliest next tokens of every prefix."""
-
-
-def driver_of(engine: Any) -> Driver:
+def driver_of(engine: Any) -> StepDriver | AsyncDriver:
     """Return the driver of an engine, the same one every time."""
     with _MAKING:
         if engine not in _DRIVERS:
@@ -41,10 +30,10 @@ def driver_of(engine: Any) -> Driver:
 
 
 _MAKING = threading.Lock()
-_DRIVERS: weakref.WeakKeyDictionary[Any, Driver] = weakref.WeakKeyDictionary()
+_DRIVERS: weakref.WeakKeyDictionary[Any, StepDriver | AsyncDriver] = weakref.WeakKeyDictionary()
 
 
-def _new_driver(engine: Any) -> Driver:
+def _new_driver(engine: Any) -> StepDriver | AsyncDriver:
     import vllm
 
     if not hasattr(engine, "llm_engine"):
@@ -53,7 +42,7 @@ def _new_driver(engine: Any) -> Driver:
     return (CoreDriver if is_known else StepDriver)(engine.llm_engine)
 
 
-class StepDriver(Driver):
+class StepDriver:
     """Steps the engine of a `vllm.LLM` until all answers are there.
 
     A thread that waits for answers steps the engine for all: what others have asked meanwhile is in
@@ -118,15 +107,13 @@ class StepDriver(Driver):
                 name, tokens_input(prefix), params.clone(), lora_request=lora_request
             )
 
-    def step(self) -> Iterable[tuple[str, TopLogprobs | ModelError]]:
+    def step(self) -> Iterator[tuple[str, TopLogprobs | ModelError]]:
         """Run the engine once, and return the answers that it gave."""
-        found: list[tuple[str, TopLogprobs | ModelError]] = []
         for output in self.engine.step():
             try:
-                found.append((output.request_id, listed(output)))
+                yield output.request_id, listed(output)
             except ModelError as error:
-                found.append((output.request_id, error))
-        return found
+                yield output.request_id, error
 
     def abort(self, ids: list[str]) -> None:
         """Take requests back."""
@@ -166,18 +153,15 @@ class CoreDriver(StepDriver):
                 )
             )
 
-    def step(self) -> Iterable[tuple[str, TopLogprobs | ModelError]]:
+    def step(self) -> Iterator[tuple[str, TopLogprobs | ModelError]]:
         """Run the engine once, and return the answers that it gave."""
-        found: list[tuple[str, TopLogprobs | ModelError]] = []
         for output in self.core.get_output().outputs:
-            answer: TopLogprobs | ModelError
             if output.new_logprobs is None:
-                answer = ModelError(f"vLLM gave up on a request: {output.finish_reason}")
+                told = f"vLLM gave up on a request: {output.finish_reason}"
+                yield output.request_id, ModelError(told)
             else:
                 tokens, log_probs = output.new_logprobs[:2]
-                answer = TopLogprobs(tokens[0][1:], log_probs[0][1:])
-            found.append((output.request_id, answer))
-        return found
+                yield output.request_id, TopLogprobs(tokens[0][1:], log_probs[0][1:])
 
     def abort(self, ids: list[str]) -> None:
         """Take requests back."""
@@ -190,7 +174,7 @@ def _sound(answer: TopLogprobs | ModelError) -> TopLogprobs:
     return answer
 
 
-class AsyncDriver(Driver):
+class AsyncDriver:
     """Asks an `AsyncLLM` on its event loop, from any other thread.
 
     The loop is the one that the engine uses already, or that runs where the driver is made; else

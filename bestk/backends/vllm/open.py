@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bestk.errors import MissingExtraError, ModelError, OptionError, unknown
+from bestk.errors import MissingExtraError, ModelError, OptionError, first_line, unknown
 from bestk.lm.language_model import LanguageModel
 
 logger = logging.getLogger("bestk")
@@ -76,7 +76,7 @@ def load_vllm(
         with _in_this_process():
             llm = vllm.LLM(model, **options)
     except Exception as error:  # of vLLM, of what reads the weights, of the device
-        raise ModelError(f"vLLM cannot run {name[5:]}: {_first_line(error)}") from error
+        raise ModelError(f"vLLM cannot run {name[5:]}: {first_line(error)}") from error
     return from_vllm(
         llm, name=name, tokenizer=tokenizer, lora_request=lora_request, chat_template=chat_template
     )
@@ -167,8 +167,3 @@ def _on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

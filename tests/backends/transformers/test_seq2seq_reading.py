@@ -29,7 +29,7 @@ TOKENS = [0, 9, 12, 30, 17]
 
 def session_of(family: str) -> EncoderDecoderSession:
     backend = EncoderDecoderBackend(tiny(family))
-    assert backend.obstacle(SOURCES[0], 8) is None
+    assert backend.obstacle(SOURCES[0], 1, 8) is None
     backend.model.can_read_tensors = True
     return EncoderDecoderSession(backend.model, SOURCES, SPEC, 16)
 
@@ -79,7 +79,7 @@ def test_a_source_read_later_leaves_the_other_rows_alone(family: str) -> None:
 def test_encoders_that_masks_cannot_describe_are_read_as_before(family: str) -> None:
     backend = EncoderDecoderBackend(tiny(family))
     source = sources_for(family)[0]
-    backend.obstacle(source, 8)
+    backend.obstacle(source, 1, 8)
     assert not reads_tensors(Probe(backend.model, source), EncoderDecoderSession)
 
 

@@ -1,0 +1,200 @@
+"""Prompts and texts around every limit of a config: numbers are those of the text read alone.
+
+Draws a model, lengths around its limits, neighbours, who drives the search and when each joins.
+`--hypothesis-profile=nightly` draws thousands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bestk
+from bestk.api import Run
+from bestk.engine.request import requests_of
+from bestk.engine.scheduler import Scheduler
+
+LIMIT = 12  # of whatever a model has
+_LONG = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": LIMIT}
+_LONG |= {"short_factor": [1.0, 1.2, 1.4, 1.6], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+_LONG |= {"factor": 4.0}
+_ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": LIMIT},
+    "llama3": {
+        "factor": 4.0,
+        "original_max_position_embeddings": LIMIT,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+WINDOWED = ("mistral", "gemma3", "gemma2", "gpt_oss", "qwen2", "cohere2", "starcoder2", "gemma3n")
+OTHERS = ("gpt2", "roberta", "bloom", "falcon_alibi", "gpt_neo", "mamba", "bert", "mixtral")
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {"sliding_window": LIMIT}) for family in WINDOWED},
+    **{family: (family, {}) for family in OTHERS},
+    **{
+        f"llama {kind}": (
+            "llama",
+            {
+                "rope_parameters": {"rope_type": kind, "rope_theta": 100.0, **rope},
+                "max_position_embeddings": LIMIT if kind == "dynamic" else 64,
+            },
+        )
+        for kind, rope in _ROPES.items()
+    },
+    "llama longrope": ("llama", {"rope_parameters": _LONG}),
+    "phi3": (
+        "phi3",
+        {"original_max_position_embeddings": LIMIT, "rope_parameters": _LONG, "sliding_window": 16},
+    ),
+    "gemma3 longrope": (
+        "gemma3",
+        {
+            "sliding_window": 7,
+            "rope_parameters": {
+                "full_attention": _LONG,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    "llama4": ("llama4", {"attention_chunk_size": LIMIT, "floor_scale": LIMIT}),
+}
+
+
+@functools.cache
+def pristine(name: str) -> Any:
+    """A model that no search has seen."""
+    family, changes = MODELS[name]
+    return tiny.fresh(family, **copy.deepcopy(changes))
+
+
+@torch.inference_mode()
+def worst_error(name: str, results: list[bestk.SearchResult]) -> float:
+    """Compare every child of every expanded node with a forward of a model that read nothing."""
+    worst = 0.0
+    for result in results:
+        tree = result.tree
+        assert tree is not None
+        for slot in range(len(tree)):
+            model = pristine(name)
+            if "rope_parameters" in MODELS[name][1]:  # it remembers the lengths that it has read
+                model = copy.deepcopy(model)
+            prefix = torch.tensor([[*result.prompt, *tree.tokens_to(slot)]])
+            plain = model(input_ids=prefix, use_cache=False).logits[0, -1]
+            is_child = tree.child_parent == slot
+            expected = plain.double().log_softmax(-1)[tree.child_token[is_child].long()]
+            worst = max(worst, float((tree.child_log_prob[is_child] - expected).abs().max()))
+    return worst
+
+
+def state(model: Any) -> tuple[Any, ...]:
+    """All of a model that a search could have changed, as values that compare."""
+    modules = [
+        {name: value for name, value in vars(module).items() if not name.startswith("_")}
+        for module in model.modules()
+    ]
+    plain = [
+        {name: value for name, value in held.items() if isinstance(value, int | float | str)}
+        for held in modules
+    ]
+    tensors = {name: value.tolist() for name, value in model.named_buffers()}
+    classes = [type(module) for module in model.modules()]
+    return model.config.to_dict(), model.config._attn_implementation, plain, tensors, classes
+
+
+def searched(
+    lm: Any, prompts: list[list[int]], driver: str, joins: list[int], **options: Any
+) -> Any:
+    if driver == "search":
+        return bestk.search(lm, prompts, batch_size=2, **options)
+    if driver == "stream":
+        results = []
+        for prompt in prompts:
+            with contextlib.closing(Run(lm, [prompt], bestk.SearchConfig(**options))) as run:
+                for _ in run:
+                    pass
+                results += run.results()
+        return results
+    waiting = list(zip(joins, requests_of(lm, prompts, bestk.SearchConfig(**options)), strict=True))
+    scheduler, found, time = Scheduler(3, serves=True), {}, 0
+    while waiting or scheduler.has_work:
+        for joined in [one for one in waiting if one[0] <= time]:
+            scheduler.add(joined[1])
+            waiting.remove(joined)
+        for update in scheduler.step():
+            assert update.error is None, update.error
+            if update.result is not None:
+                found[update.request.number] = update.result
+        time += 1
+    return [found[number] for number in range(len(prompts))]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    number = draw(st.integers(1, 3))
+    around = st.integers(-7, 5).map(lambda offset: LIMIT + offset)
+    lengths = draw(st.lists(around | st.integers(1, 30), min_size=number, max_size=number))
+    return {
+        "name": draw(st.sampled_from(sorted(MODELS))),
+        "lengths": lengths,
+        "driver": draw(st.sampled_from(["search", "stream", "server"])),
+        "joins": draw(st.lists(st.integers(0, 5), min_size=number, max_size=number)),
+        "depth": draw(st.integers(1, 6)),
+        "k": draw(st.integers(1, 4)),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def check(case: dict[str, Any]) -> None:
+    name = case["name"]
+    generator = torch.Generator().manual_seed(case["seed"])
+    prompts = [
+        torch.randint(tiny.VOCAB, (length,), generator=generator).tolist()
+        for length in case["lengths"]
+    ]
+    options = {"k": case["k"], "max_new_tokens": case["depth"], "budget": 12, "min_children": 2}
+    model = copy.deepcopy(pristine(name))
+    before = state(model)
+    lm = bestk.from_transformers(model)
+    results = searched(lm, prompts, case["driver"], case["joins"], **options)
+    assert worst_error(name, results) < 1e-4
+    assert state(model) == before, "the search has changed the model"
+
+
+NIGHTLY = settings.get_current_profile_name() == "nightly"
+
+
+# Tries out and searches a model for every case: about half a second each.
+@pytest.mark.slow
+@settings(deadline=None, derandomize=not NIGHTLY, max_examples=3000 if NIGHTLY else 80)
+@given(cases())
+def test_numbers_are_those_of_a_plain_forward(case: dict[str, Any]) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "llama dynamic"])
+def test_who_joins_past_a_limit_is_right(name: str) -> None:
+    case = {"name": name, "lengths": [5, 20, 10], "driver": "server", "joins": [0, 2, 3]}
+    check({**case, "depth": 4, "k": 2, "seed": 1})
+
+
+def test_a_model_that_has_read_long_texts_gives_the_same_numbers() -> None:
+    model = copy.deepcopy(pristine("llama dynamic"))
+    model(torch.tensor([list(range(3, 43))]))  # positions stay as they are for 40 tokens
+    before = state(model)
+    results = bestk.search(bestk.from_transformers(model), [[5] * 14], max_new_tokens=4, budget=9)
+    assert worst_error("llama dynamic", results) < 1e-4
+    assert state(model) == before
