@@ -103,14 +103,14 @@ def interpreter() -> Path:
     return python
 
 
-def install(folder: Path | None = None) -> Path:
+def install() -> Path:
     """Make an environment with COMET in the cache folder, and return its Python.
 
     The folder appears whole or not at all: it is removed when the installation fails.
     """
     import shutil
 
-    target = folder or cache_folder() / "comet"
+    target = cache_folder() / "comet"
     target.parent.mkdir(parents=True, exist_ok=True)
     venv.create(target, with_pip=True, clear=True)
     python = _python_of(target)

@@ -1,11 +1,13 @@
 """Words and n-grams of texts, and how different a set of texts, or like one another two, are.
 
 Words are lower-cased runs of letters and digits, with apostrophes and hyphens inside; punctuation
-is no word. n-grams do not cross texts.
+is no word. n-grams do not cross texts. How alike texts are goes by stems, which a reader takes for
+the same word: "walks" and "walked", "two" and "2".
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Sequence, Set
@@ -19,6 +21,17 @@ _AT_ONCE = 4096  # members that are counted together: bounds the memory
 
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
 
+_NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_DIGITS = {name: str(value) for value, name in enumerate(_NUMBERS)}
+_POSSESSIVE = re.compile(r"['’]s?$")
+_ENDINGS = {"sses": "ss", "ies": "y", "ied": "y", "ing": "", "ed": "", "es": "", "s": ""}
+_NO_PLURAL = ("ss", "us", "is")
+
+_REPEATED = 8  # words that come twice, the second time at the end: a loop
+_TIMES = 3  # that the same words follow one another at the end
+_LEAST_NEW = 0.6  # of the 3-grams of a text that are different
+_LEAST_WORDS = 12  # below which that share says nothing
+
 
 def words(text: str) -> list[str]:
     """Split a text into words.
@@ -29,14 +42,71 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+@functools.lru_cache(maxsize=100_000)
+def stem(word: str) -> str:
+    """Return a word without its inflection, as far as English endings show it.
+
+    >>> [stem(word) for word in ("dogs", "walking", "stopped", "carries", "bus", "two", "dog's")]
+    ['dog', 'walk', 'stop', 'carry', 'bus', '2', 'dog']
+    """
+    word = _POSSESSIVE.sub("", _DIGITS.get(word, word))
+    for ending, instead in _ENDINGS.items():
+        rest = word.removesuffix(ending)
+        if rest == word or len(rest) < 3 or not re.search("[aeiouy]", rest):
+            continue
+        if ending == "s" and word.endswith(_NO_PLURAL):
+            break
+        word = rest + instead
+        if not instead and len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
+            word = word[:-1]
+        break
+    return word.removesuffix("e") if len(word) > 3 else word
+
+
+def stems(text: str) -> list[str]:
+    """Split a text into words and return their stems.
+
+    >>> stems("The DOGS chased 1,000 cats.")
+    ['the', 'dog', 'chas', '1000', 'cat']
+    """
+    return [stem(word) for word in words(re.sub(r"(?<=\d),(?=\d{3})", "", text))]
+
+
+def is_loop(text: str) -> bool:
+    """Tell whether a text repeats itself: at its end, or all over.
+
+    >>> [is_loop(text) for text in ("Flour, Flour, Flour", "The flour is on the floor")]
+    [True, False]
+    """
+    row = words(text) or [mark for mark in text if not mark.isspace()]
+    # The last word of a text that was cut may be half a word.
+    return _ends_in_loop(row) or _ends_in_loop(row[:-1]) or _is_poor(row)
+
+
+def _ends_in_loop(row: list[str]) -> bool:
+    for length in range(1, len(row) // _TIMES + 1):
+        # All but the first of the runs are the same as what is one run before.
+        since = len(row) - length * (_TIMES - 1)
+        if row[-1] == row[-1 - length] and row[since:] == row[since - length : -length]:
+            return True
+    last = row[-_REPEATED:]
+    starts = range(len(row) - _REPEATED)
+    return any(row[i] == last[0] and row[i : i + _REPEATED] == last for i in starts)
+
+
+def _is_poor(row: list[str]) -> bool:
+    grams = ngrams(row, 3)
+    return len(row) >= _LEAST_WORDS and len(set(grams)) < _LEAST_NEW * len(grams)
+
+
 def ngrams(row: Sequence[str], n: int) -> list[tuple[str, ...]]:
     """List the n-grams of a row of words."""
     return [tuple(row[start : start + n]) for start in range(len(row) - n + 1)]
 
 
 def gram_sets(text: str) -> list[set[tuple[str, ...]]]:
-    """Return the different 1-, 2- and 3-grams of a text."""
-    row = words(text)
+    """Return the different 1-, 2- and 3-grams of a text's stems."""
+    row = stems(text)
     return [set(ngrams(row, n)) for n in ORDERS]
 
 
@@ -54,9 +124,10 @@ def distinctness(texts: Sequence[str]) -> list[float]:
 
 
 def agreements(texts: Sequence[str]) -> Tensor:
-    """Return how much each two texts share: mean F1 of their sets of 1- and 2-grams; 1 to itself.
+    """Return how much each two texts share: mean F1 of their sets of 1- and 2-grams.
 
-    Two texts of one word have no 2-grams, and go by their words alone.
+    Words count by their stems. A text agrees with itself by 1; two texts of one word have no
+    2-grams, and go by their words alone.
 
     >>> agreements(["a dog runs", "a dog sits"]).tolist()
     [[1.0, 0.5833333333333333], [0.5833333333333333, 1.0]]

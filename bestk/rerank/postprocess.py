@@ -5,15 +5,20 @@ The settings are checked, and a reranker's model is loaded, before the search be
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bestk.config import DIVERSITY
-from bestk.rerank.select import Embed, check_selection, narrow
-from bestk.result import SearchResult
+from bestk.rerank.select import Embed, check_embed, check_selection, narrow
+from bestk.result import SearchResult, shortage
 
 if TYPE_CHECKING:
     from bestk.rerank import Reranker
+
+
+# Nats per token; chosen on CommonGen, where it costs the best text least.
+_MUCH = 0.5
 
 
 class Finish:
@@ -23,14 +28,13 @@ class Finish:
         self,
         *,
         rerank: str | Reranker | Callable[[str, str], float] | None = None,
-        num_texts: int | None = None,
-        select: str = "best",
+        select: str | None = None,
         diversity: float = DIVERSITY,
         embed: Embed | None = None,
     ) -> None:
-        check_selection(num_texts, select, diversity)
-        self.num_texts, self.select = num_texts, select
-        self.diversity, self.embed = diversity, embed
+        check_selection(select, diversity)
+        check_embed(embed)
+        self.select, self.diversity, self.embed = select, diversity, embed
         self.reranker = None
         if rerank is not None:
             from bestk.rerank import reranker_of
@@ -39,10 +43,35 @@ class Finish:
 
     def __call__(self, result: SearchResult) -> SearchResult:
         """Return the finished result."""
-        if self.reranker is not None:
-            from bestk.rerank import rerank
+        return self.choose(self.order(result))
 
-            result = rerank(result, self.reranker)
-        return narrow(
-            result, self.num_texts, self.select, diversity=self.diversity, embed=self.embed
-        )
+    def order(self, result: SearchResult) -> SearchResult:
+        """Return the result in the reranker's order, if there is one."""
+        if self.reranker is None:
+            return result
+        from bestk.rerank import rerank
+
+        return rerank(result, self.reranker)
+
+    def choose(self, result: SearchResult) -> SearchResult:
+        """Return the result with the texts that were asked for, and why they are fewer."""
+        n = result.config.num_texts
+        chosen = narrow(result, n, self.select, diversity=self.diversity, embed=self.embed)
+        if n is not None and not result.config.fill:
+            return _likely(chosen)
+        found = len(chosen.hypotheses)
+        has_ended = result.stop_reason not in ("interrupted", "broken")
+        if chosen.notice is None and has_ended and found < (n or 0):
+            notice = shortage(result.config, result.stop_reason, found)
+            chosen = dataclasses.replace(chosen, notice=notice)
+        return chosen
+
+
+def _likely(result: SearchResult) -> SearchResult:
+    """Leave out texts that are much less likely, per token, than the likeliest of them."""
+    each = [text.log_prob / text.num_tokens for text in result.hypotheses]
+    pairs = zip(result.hypotheses, each, strict=True)
+    kept = tuple(text for text, log_prob in pairs if log_prob >= max(each) - _MUCH)
+    return dataclasses.replace(
+        result, hypotheses=kept, certified=sum(text.is_certified for text in kept)
+    )

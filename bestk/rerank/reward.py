@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bestk.errors import ModelError, OptionError
+from bestk.errors import ModelError, OptionError, first_line
 from bestk.rerank.base import Reranker
 
 
@@ -81,8 +81,7 @@ def _load(name: str, device: Any) -> tuple[Any, Any]:
         model = AutoModelForSequenceClassification.from_pretrained(name)
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"reward model {name} cannot be loaded: {first}") from error
+        raise ModelError(f"reward model {name} cannot be loaded: {first_line(error)}") from error
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), tokenizer

