@@ -25,8 +25,8 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgrou
 .PHONY: demo test check format clean
 
 demo: $(LIGHT)
-	$(BIN)/bestk compare --model smollm2-commongen --methods BS,Ncls0.8,BKS_last --max-new-tokens 20 \
-	    --select diverse --diversity 0.7 --show 10 "ball dog mouth run"
+	$(BIN)/bestk compare --methods BS,Ncls0.9,BKS_diverse --max-new-tokens 32 --show 10 \
+	    "Write a tagline for a bakery."
 
 # What takes above five seconds is for `make check`.
 test: $(READY)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bestk.baselines import run_method
     from bestk.batch import run_batch
     from bestk.constraints.base import Constraint
+    from bestk.constraints.trie import Trie
     from bestk.drop_in.generate import generate
     from bestk.engine.pool import kept_batches
     from bestk.lm.encoder_decoder import EncoderDecoderModel
@@ -38,6 +39,7 @@ _HOMES = {
     "Prompt": "bestk.lm.language_model",
     "Run": "bestk.api",
     "SearchResult": "bestk.result",
+    "Trie": "bestk.constraints.trie",
     "best_first": "bestk.api",
     "from_transformers": "bestk.lm.loading",
     "from_vllm": "bestk.backends.vllm.open",
@@ -62,6 +64,7 @@ __all__ = [
     "Run",
     "SearchConfig",
     "SearchResult",
+    "Trie",
     "__version__",
     "best_first",
     "from_transformers",

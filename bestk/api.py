@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from bestk.config import DIVERSITY, SearchConfig
+from bestk.constraints.allowed import of_trie
 from bestk.engine.batch import Row
 from bestk.engine.memory import check_batch_size, is_out_of_memory
 from bestk.engine.request import Request, Update, requests_of
@@ -19,10 +21,11 @@ from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError,
 from bestk.lm.language_model import Features, LanguageModel, Message, Prompt, is_batch
 from bestk.processors.pipeline import AllowedTokensFn, Hooks
 from bestk.rerank.postprocess import Finish
-from bestk.rerank.select import Embed, check_embed
+from bestk.rerank.select import Embed
 from bestk.result import Hypothesis, SearchResult, not_started
 
 if TYPE_CHECKING:
+    from bestk.constraints.trie import Trie
     from bestk.rerank import Reranker
 
 Batch = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]] | Sequence[Features]
@@ -78,9 +81,12 @@ def search(
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
     constraints: Sequence[Any] = (),
+    allowed: Trie | None = None,
+    exclude: Sequence[Any] | None = None,
+    item_bias: Any = None,
+    renormalize: bool | None = None,
     rerank: str | Reranker | Callable[[str, str], float] | None = None,
-    num_texts: int | None = None,
-    select: str = "best",
+    select: str | None = None,
     diversity: float = DIVERSITY,
     embed: Embed | None = None,
     **options: Any,
@@ -91,21 +97,28 @@ def search(
     `batch_size` prompts are searched side by side, by default as many as memory allows; it changes
     nothing but the speed. The processors and criteria are those of transformers' `generate`; each
     sees a node's own prefix, as `constraints` do. `rerank` puts the texts in another order: a name
-    such as `"mbr-chrf"`, or a function of prompt and text. Of them `num_texts` are returned: the
-    first, or with `select="diverse"` good ones that differ; `diversity` goes from 0, quality alone,
-    to 1.
+    such as `"mbr-chrf"`, or a function of prompt and text. With `num_texts=n` the search is one for
+    n texts, and returns good ones that differ (`select="diverse"`; `diversity` goes from 0, quality
+    alone, to 1), or the first of its ranking (`select="best"`).
+
+    With `allowed` every text is an item of a trie, and the search is exact (docs/catalogues.md):
+    `exclude` leaves items out, a list for a prompt, and `item_bias` adds a number per row to log p.
+    `renormalize` says whether probability goes to what is allowed alone: by default not with a
+    trie, but with `prefix_allowed_tokens_fn`, as in transformers.
     """
     settings = SearchConfig.of(options, config)
     hooks = Hooks(
-        logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn, constraints
+        logits_processor or (),
+        stopping_criteria or (),
+        prefix_allowed_tokens_fn,
+        constraints,
+        **of_trie(allowed, item_bias, renormalize),
     )
-    check_embed(embed)
-    finish = Finish(
-        rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
-    )
+    finish = Finish(rerank=rerank, select=select, diversity=diversity, embed=embed)
     every = list(prompts) if is_batch(prompts) else [prompts]
     most = check_batch_size(batch_size)
-    requests = requests_of(lm, every, settings, hooks, keep_tree=keep_tree)
+    left_out = () if exclude is None else exclude if is_batch(prompts) else [exclude]
+    requests = requests_of(lm, every, settings, hooks, exclude=left_out, keep_tree=keep_tree)
     outcomes = Outcomes(requests, Scheduler(most))
     try:
         for update in outcomes.scheduler.run(requests):
@@ -151,7 +164,7 @@ class Outcomes:
         has_begun = bool(self.found)
         partial = self.close()
         if isinstance(error, OutOfMemoryError) or is_out_of_memory(error):
-            raise OutOfMemoryError(str(error), partial) from error
+            raise OutOfMemoryError(str(error), partial) from error.__cause__ or error
         if not isinstance(error, BestKError) or not has_begun:
             raise error
         raise SearchInterrupted(str(error), partial) from error
@@ -220,26 +233,48 @@ def stream(
     logits_processor: Sequence[Any] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
+    allowed: Trie | None = None,
+    exclude: Sequence[Any] | None = None,
+    item_bias: Any = None,
+    renormalize: bool | None = None,
     **options: Any,
 ) -> Iterator[Hypothesis]:
     """Yield each text of one prompt as it completes; a text that comes again is not repeated.
 
+    With `num_texts=n` these are the first n that end, and where fewer do, texts that were cut off.
     Closing the generator early ends the search and frees its memory.
     """
     if is_batch(prompt):
         raise PromptError("stream takes one prompt: use search for a list of them")
-    hooks = Hooks(logits_processor or (), stopping_criteria or (), prefix_allowed_tokens_fn)
+    hooks = Hooks(
+        logits_processor or (),
+        stopping_criteria or (),
+        prefix_allowed_tokens_fn,
+        **of_trie(allowed, item_bias, renormalize),
+    )
     settings = SearchConfig.of(options, config)
-    return _stream(requests_of(lm, [prompt], settings, hooks, is_watched=True))
+    left_out = () if exclude is None else [exclude]
+    return _stream(requests_of(lm, [prompt], settings, hooks, exclude=left_out, is_watched=True))
 
 
 def _stream(requests: Sequence[Request]) -> Iterator[Hypothesis]:
     outcomes = Outcomes(requests, Scheduler())
+    told: set[str] = set()
+    most = requests[0].config.num_texts or math.inf
     with contextlib.closing(outcomes.scheduler):
         for update in outcomes.scheduler.run(requests):
             outcomes.note(update)
+            fresh: Sequence[Hypothesis] = ()
             if update.row is not None:
-                yield from update.row.fresh(update.row.standing)
+                fresh = update.row.fresh(update.row.standing)
+            if update.result is not None and most < math.inf:
+                fresh = update.result.hypotheses
+            for text in fresh:
+                if text.text not in told and len(told) < most:
+                    told.add(text.text)
+                    yield text
+            if len(told) >= most:
+                return
 
 
 class Run:

@@ -9,71 +9,44 @@ import dataclasses
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bestk.errors import OptionError, unknown
+from bestk.settings import (
+    DECAYS,
+    DIFFERENCES,
+    LEAST,
+    MOST,
+    ON_CUT,
+    RANKINGS,
+    REACH,
+    SCORINGS,
+    SHAPING,
+)
 
-SCORINGS = ("mean", "sum", "last")
-DECAYS = ("power", "log", "none")
-RANKINGS = ("mean", "sum", "score", "step")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_MODEL = "smollm2"
 SELECTIONS = ("best", "diverse")
 DIVERSITY = 0.5  # weight of novelty where texts are to differ
 GRAMMARS = ("regex", "json_schema", "grammar")
 
-SHAPING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "encoder_no_repeat_ngram_size",
-    "bad_words",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-)
 _POSITIVE = ("temperature", "repetition_penalty", "encoder_repetition_penalty")
 _SHARES = ("top_p", "min_p")
 
-# The smallest value of every setting that is a whole number.
-LEAST = {
-    "k": 1,
-    "beam_size": 1,
-    "max_new_tokens": 1,
-    "min_new_tokens": 0,
-    "budget": 1,
-    "min_children": 0,
-    "max_children": 1,
-    "max_frontier": 1,
-    "max_completions": 1,
-    "certify": 1,
-    "top_k": 1,
-    "no_repeat_ngram_size": 1,
-    "encoder_no_repeat_ngram_size": 1,
-    "forced_bos_token_id": 0,
-}
-
-# How far real numbers reach before a score or a logit could overflow; far past any sensible value.
-REACH = {
-    "length_alpha": (-20.0, 20.0),
-    "decay_weight": (0.0, 1e6),
-    "decay_power": (0.0, 20.0),
-    "include_bonus": (0.0, 1e6),
-    "temperature": (1e-4, 1e4),
-    "repetition_penalty": (1e-4, 1e4),
-    "encoder_repetition_penalty": (1e-4, 1e4),
-}
-
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
+
+# Nodes expanded in one model call at most, where that follows from `num_texts`.
+WIDEST_STEP = 32
+
+# What orders the nodes of Algorithm 2: whoever names one of them asks for it.
+_OF_BEST_K = ("scoring", "length_alpha", "decay", "decay_weight", "decay_power", "certify")
+
+
+_BY_N: Any = None  # replaced by what follows from `num_texts`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +57,11 @@ class SearchConfig:
     300
     """
 
-    k: int = 5  # nodes expanded in one model call
-    beam_size: int = 10  # b: equivalent beam size, budget = b * T unless given
+    num_texts: int | None = None  # n: this many different texts; None: what Algorithm 2 finds
+    fill: bool = True  # fill n up; false: leave out what is much less likely than the best
+    novelty: float = 1.0  # μ, in nats: what saying something new is worth; or a word for it
+    k: int = _BY_N  # nodes expanded in one model call: 5, or n
+    beam_size: int = _BY_N  # b: equivalent beam size, budget = b * T unless given: 10, or n
     max_new_tokens: int = 30  # T
     min_new_tokens: int = 0
     budget: int | None = None  # C: node expansions in total
@@ -102,9 +78,11 @@ class SearchConfig:
     timeout: float | None = None  # stop rule, seconds
     certify: int | None = None  # stop rule: this many texts proven to be the model's likeliest
     rank_by: str = "mean"  # order of the results
-    policy: str = "best-k"  # which nodes come next
+    on_cut: str = "keep"  # texts cut at max_new_tokens are kept so, or "trim": to whole sentences
+    policy: str = _BY_N  # which nodes come next: "best-k" (Algorithm 2), or "diverse" if told n
     stop_ids: tuple[int, ...] = ()  # token ids that complete a text, besides the model's EOS ids
     stop: tuple[str, ...] = ()  # strings that complete a text
+    end_prob: float | None = None  # a likelier end of a sentence may end a text; told n, 0.01
     must_include: tuple[str, ...] = ()  # words or phrases that every text holds; "ran|runs": either
     include_bonus: float = 0.5  # added to the score for each of them that a node's text holds
     regex: str | None = None  # every text matches it from start to end
@@ -135,6 +113,8 @@ class SearchConfig:
         object.__setattr__(self, "bad_words", _tuple("bad_words", self.bad_words, str))
         for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
             object.__setattr__(self, name, _tuple(name, getattr(self, name), int))
+        object.__setattr__(self, "novelty", _nats(self.novelty))
+        self._follow_from_n()
         object.__setattr__(self, "bad_words_ids", _tuples("bad_words_ids", self.bad_words_ids))
         self._check_counts()
         self._check_reals()
@@ -157,7 +137,14 @@ class SearchConfig:
         for name in options:
             if name not in known:
                 raise OptionError(unknown("option", name, known))
-        return dataclasses.replace(base, **options) if base else cls(**options)
+        if base is None:
+            return cls(**options)
+        if options.get("num_texts", base.num_texts) != base.num_texts:
+            usual = cls(num_texts=base.num_texts)
+            names = ("k", "beam_size", "policy", "end_prob")
+            as_usual = {n: None for n in names if getattr(base, n) == getattr(usual, n)}
+            options = {**as_usual, **options}
+        return dataclasses.replace(base, **options)
 
     @property
     def total_budget(self) -> int:
@@ -182,12 +169,19 @@ class SearchConfig:
         """The names of the settings that say what a text must be."""
         return tuple(name for name in ("must_include", *GRAMMARS) if getattr(self, name))
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether every text is to match a regex, a JSON schema or a grammar."""
+        return any(getattr(self, name) is not None for name in GRAMMARS)
+
     def num_children(self, vocab_size: int) -> int:
         """Children worth asking the model for: at most 1/γ tokens have probability ≥ γ."""
         by_prob = vocab_size  # also where 1/γ is past the range of a double
         if self.min_prob * vocab_size > 1:
             by_prob = math.floor(1 / self.min_prob + 1e-9)
-        by_prob = max(by_prob, self.min_children)
+        # With n of each node's children there are n texts wherever the model has as many.
+        n = self.num_texts if self.policy == "diverse" else None
+        by_prob = max(by_prob, self.min_children, n or 0)
         widest = WIDEST_CHILDREN if self.max_children is None else self.max_children
         return max(1, min(by_prob, widest, vocab_size))
 
@@ -204,14 +198,15 @@ class SearchConfig:
             f"b:{self.beam_size}",
             f"T:{self.max_new_tokens}",
             f"C:{self.total_budget}",
-            f"score:{scoring}",
-            f"decay:{decay}",
+            *([f"score:{scoring}", f"decay:{decay}"] if self.policy != "diverse" else []),
             f"minprob:{self.min_prob:g}",
             f"heap:{self.max_frontier}",
             f"rank:{self.rank_by}",
         ]
         told = {"k", "beam_size", "max_new_tokens", "budget", "scoring", "length_alpha", "decay"}
         told |= {"decay_weight", "decay_power", "min_prob", "max_frontier", "rank_by"}
+        if self.policy == "best-k":
+            told |= {"policy", "num_texts", "novelty"}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in told and value != field.default:
@@ -219,28 +214,52 @@ class SearchConfig:
                 fields.append(f"{field.name.replace('_', '')}:{shown}")
         return "|".join(fields)
 
+    def _follow_from_n(self) -> None:
+        """Settle what was not given by how many texts are wanted."""
+        for name in ("num_texts", "max_new_tokens", "budget"):
+            self._check_count(name)
+        n = self.num_texts
+        self._settle("beam_size", n or 10)
+        self._settle("k", 5 if n is None else min(n, WIDEST_STEP, self.total_budget))
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        names_best_k = any(getattr(self, name) != fields[name] for name in _OF_BEST_K)
+        self._settle("policy", "best-k" if n is None or names_best_k else "diverse")
+        if self.policy == "diverse":
+            self._settle("end_prob", 0.01)
+
+    def _settle(self, name: str, usual: Any) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, usual)
+
     def _check_counts(self) -> None:
-        for name, minimum in LEAST.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise OptionError(f"{name} must be a whole number, got {value!r}")
-            if value < minimum:
-                raise OptionError(f"{name} must be at least {minimum}, got {value}")
+        for name in LEAST:
+            self._check_count(name)
+
+    def _check_count(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is None and name in _OPTIONAL:
+            return
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OptionError(f"{name} must be a whole number, got {value!r}")
+        if value < LEAST[name]:
+            raise OptionError(f"{name} must be at least {LEAST[name]}, got {value}")
+        if value > MOST:
+            raise OptionError(f"{name} must be at most {MOST}, got more")
 
     def _check_reals(self) -> None:
-        reals = ["min_prob", "decay_weight", "decay_power", "length_alpha", "timeout"]
-        for name in [*reals, "include_bonus", *_POSITIVE, *_SHARES]:
+        reals = ["min_prob", "decay_weight", "decay_power", "length_alpha", "timeout", "end_prob"]
+        for name in [*reals, "include_bonus", "novelty", *_POSITIVE, *_SHARES]:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise OptionError(f"{name} must be a number, got {value!r}")
-            if not math.isfinite(value):
+            if not -sys.float_info.max <= value <= sys.float_info.max:  # whole numbers too
                 raise OptionError(f"{name} must be finite, got {value}")
         if not 0 <= self.min_prob <= 1:
             raise OptionError(f"min_prob is a probability, from 0 to 1, got {self.min_prob}")
+        if self.end_prob is not None and not 0 < self.end_prob <= 1:
+            raise OptionError(f"end_prob is a probability above 0, at most 1, got {self.end_prob}")
         if self.decay_weight < 0:
             raise OptionError(f"decay_weight must be at least 0, got {self.decay_weight}")
         if self.decay_power <= 0:
@@ -263,7 +282,10 @@ class SearchConfig:
                 raise OptionError(f"{name} goes from {least:g} to {most:g}, got {value:g}")
 
     def _check_names(self) -> None:
-        for name, known in (("scoring", SCORINGS), ("decay", DECAYS), ("rank_by", RANKINGS)):
+        names = {"scoring": SCORINGS, "decay": DECAYS, "rank_by": RANKINGS, "on_cut": ON_CUT}
+        if not isinstance(self.fill, bool):
+            raise OptionError(f"fill must be true or false, got {self.fill!r}")
+        for name, known in names.items():
             value = getattr(self, name)
             if value not in known:
                 raise OptionError(unknown(name, str(value), known))
@@ -279,6 +301,17 @@ class SearchConfig:
         given = [name for name in GRAMMARS if getattr(self, name) is not None]
         if len(given) > 1:
             raise OptionError(f"{' and '.join(given)} exclude each other: give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarLimits:
+    """What a grammar of a stranger may be, and what compiling it may take."""
+
+    characters: int = 100_000
+    depth: int = 64  # of brackets in brackets
+    items: int = 10_000  # commas and bars: values of an enum, alternatives
+    seconds: float = 5.0  # of a processor
+    megabytes: int = 512
 
 
 _OPTIONAL = {f.name for f in dataclasses.fields(SearchConfig) if f.default is None}
@@ -321,6 +354,14 @@ def _json_text(schema: Any) -> Any:
         if not is_object:
             raise OptionError(f"json_schema must be a JSON object, got {schema[:40]!r}")
     return schema
+
+
+def _nats(novelty: Any) -> Any:
+    if not isinstance(novelty, str):
+        return novelty
+    if novelty not in DIFFERENCES:
+        raise OptionError(unknown("novelty", novelty, DIFFERENCES))
+    return DIFFERENCES[novelty]
 
 
 def _tuples(name: str, value: Any) -> tuple[tuple[int, ...], ...]:

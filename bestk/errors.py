@@ -63,6 +63,16 @@ class OutOfMemoryError(SearchInterrupted):
     """The device ran out of memory."""
 
 
+def first_line(error: BaseException, silent: str | None = None) -> str:
+    r"""Shorten somebody else's error to what it says first, or to its kind where it says nothing.
+
+    >>> first_line(ValueError("no such file\nTraceback")), first_line(KeyError())
+    ('no such file', 'KeyError')
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else silent or type(error).__name__
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Word the message for a name that does not exist, with the nearest one that does.
 

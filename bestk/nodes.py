@@ -39,13 +39,15 @@ class Verdict(NamedTuple):
     """What text says of children: where a processor of tokens cannot look.
 
     Of the children that `may_open`, those `passes` that are likely enough or forced; `completes`
-    says which of them end a text, `bonus` is added to their scores.
+    says which of them end a text, `bonus` is added to their scores. Those that `repeats` marks are
+    listed before too, to go on: their probability is counted there.
     """
 
     may_open: Bool[Tensor, "batch nodes children"]
     passes: Bool[Tensor, "batch nodes children"]
     completes: Bool[Tensor, "batch nodes children"]
     bonus: Float[Tensor, "batch nodes children"] | None = None
+    repeats: Bool[Tensor, "batch nodes children"] | None = None
 
 
 class Gate(NamedTuple):

@@ -19,16 +19,23 @@ from typing import Any
 from bestk.config import SearchConfig
 from bestk.core.mass import Mass
 from bestk.core.record import TreeRecord
+from bestk.core.tree import State
 from bestk.errors import OptionError, SchemaError
 from bestk.version import __version__
 
 FORMAT = "bestk.result"
 FORMAT_VERSION = 1
 
+# What the JSON says of a text.
+_TOLD = (
+    *("text", "score", "log_prob", "num_tokens", "token_ids", "log_probs", "step"),
+    *("count", "is_certified", "is_complete", "rerank_score"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """One text, complete unless `is_complete` says otherwise (best-k search returns no others).
+    """One text; where n were asked for, or of beams and samples, it may have been cut off.
 
     `token_ids` end with the id that completed the text; `log_probs` has one entry for each of them.
     """
@@ -41,8 +48,14 @@ class Hypothesis:
     step: int  # the model call that found it; 0 is the prompt's
     count: int = 1  # token sequences that gave this text
     is_certified: bool = False  # proven: no text that was not found is likelier
-    is_complete: bool = True  # false: cut off at max_new_tokens, as beams and samples may be
+    is_complete: bool = True  # false: cut off at max_new_tokens
     rerank_score: float | None = None  # what a reranker gave; the results are then in its order
+    item: Any = None  # with `allowed`, the row of the trie, or what that is named
+
+    @property
+    def finish_reason(self) -> str:
+        """Return how the text ended, in OpenAI's words: stop, or length where it was cut off."""
+        return "stop" if self.is_complete else "length"
 
     @property
     def num_tokens(self) -> int:
@@ -96,7 +109,8 @@ class SearchResult:
     num_completions: int  # before texts were merged
     num_truncated: int
     certified: int  # how many hypotheses are proven to be the model's likeliest
-    notice: str | None = None  # why there is no text at all, where there is none
+    bound: float | None = None  # what was not found is no likelier; −inf: all was, None: not known
+    notice: str | None = None  # why there is no text, or fewer are proven than were asked for
     tree: TreeRecord | None = None
     # As found, before texts were merged; not in the JSON.
     raw: tuple[Hypothesis, ...] = field(default=(), repr=False, compare=False)
@@ -130,6 +144,8 @@ class SearchResult:
             "certified": self.certified,
             "notice": self.notice,
         }
+        if self.bound is not None and self.bound < math.inf:  # JSON has no infinity
+            data["bound"] = self.bound if math.isfinite(self.bound) else None
         if tree and self.tree is not None:
             data["tree"] = self.tree.to_json()
             data["token_texts"] = {str(token): text for token, text in self.token_texts.items()}
@@ -169,11 +185,15 @@ class SearchResult:
         """Write everything, the tree included, to a file that appears whole or not at all."""
         target = Path(path)
         try:
-            with tempfile.NamedTemporaryFile(
+            scratch = tempfile.NamedTemporaryFile(  # noqa: SIM115
                 "w", encoding="utf-8", dir=target.parent, prefix=target.name, delete=False
-            ) as scratch:
-                scratch.write(self.dumps(tree=True) + "\n")
-            os.replace(scratch.name, target)
+            )
+            try:
+                with scratch:
+                    scratch.write(self.dumps(tree=True) + "\n")
+                os.replace(scratch.name, target)
+            finally:
+                Path(scratch.name).unlink(missing_ok=True)
         except OSError as error:
             raise OptionError(f"cannot write {target}: {error.strerror}") from error
 
@@ -183,7 +203,7 @@ class SearchResult:
         if isinstance(data, str):
             try:
                 data = json.loads(data)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise SchemaError(f"a saved result must be JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise SchemaError(f"a saved result must have format {FORMAT!r}")
@@ -194,7 +214,7 @@ class SearchResult:
             )
         try:
             return _read(cls, data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise SchemaError(f"a saved result lacks or spoils a field: {error}") from None
 
 
@@ -243,6 +263,39 @@ def emptiness(config: SearchConfig, stop_reason: str, num_truncated: int, bound:
     return f"{none} before the search ended ({stop_reason})"
 
 
+def shortage(config: SearchConfig, stop_reason: str, num_found: int) -> str:
+    """Return why a search found fewer texts than were asked for, and what would help.
+
+    >>> shortage(SearchConfig(num_texts=10, regex="a|b"), "exhausted", 2)
+    'found 2 of 10 texts: no other meets regex among what was opened'
+    """
+    names = " and ".join(config.constraints)
+    told = f"found {num_found} of {config.num_texts} texts"
+    if stop_reason == "budget":
+        budget = config.total_budget
+        return f"{told} within the budget of {budget} expansions: raise budget or max_new_tokens"
+    if stop_reason == "exhausted":
+        return f"{told}: no other {f'meets {names}' if names else 'is left'} among what was opened"
+    return f"{told} before the search ended ({stop_reason})"
+
+
+def unproven(config: SearchConfig, proven: int, bound: float) -> str | None:
+    """Return why fewer texts are proven than `certify` asks for, and what would help.
+
+    >>> unproven(SearchConfig(certify=9, scoring="sum", decay="none"), 2, -3.5)
+    '2 of the 9 texts of certify are proven: use min_prob=0'
+    """
+    assert config.certify is not None
+    if proven >= config.certify or bound == -math.inf:
+        return None
+    right = {"scoring": "sum", "decay": "none", "min_prob": 0}
+    wrong = {name: value for name, value in right.items() if getattr(config, name) != value}
+    use = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+    if not use:
+        use = f"a larger max_frontier ({config.max_frontier}) or budget ({config.total_budget})"
+    return f"{proven} of the {config.certify} texts of certify are proven: use {use}"
+
+
 def merge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Make texts unique: of equal ones the likelier stays, complete ones first, with the count."""
     best: dict[str, Hypothesis] = {}
@@ -279,23 +332,20 @@ def ranking_score(
 
 
 def _hypothesis_json(hypothesis: Hypothesis) -> dict[str, Any]:
-    return {
-        "text": hypothesis.text,
-        "score": hypothesis.score,
-        "log_prob": hypothesis.log_prob,
-        "num_tokens": hypothesis.num_tokens,
-        "token_ids": list(hypothesis.token_ids),
-        "log_probs": list(hypothesis.log_probs),
-        "step": hypothesis.step,
-        "count": hypothesis.count,
-        "is_certified": hypothesis.is_certified,
-        "is_complete": hypothesis.is_complete,
-        "rerank_score": hypothesis.rerank_score,
-    }
+    told = {name: getattr(hypothesis, name) for name in _TOLD}
+    told |= {} if hypothesis.item is None else {"item": hypothesis.item}
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in told.items()}
+
+
+def _read_bound(data: dict[str, Any]) -> float | None:
+    if "bound" not in data:
+        return None
+    return -math.inf if data["bound"] is None else float(data["bound"])
 
 
 def _read(cls: type[SearchResult], data: dict[str, Any]) -> SearchResult:
     def hypothesis(entry: dict[str, Any]) -> Hypothesis:
+        entry = {"item": None, **entry}
         known = {f.name: entry[f.name] for f in dataclasses.fields(Hypothesis)}
         known["token_ids"] = tuple(known["token_ids"])
         known["log_probs"] = tuple(known["log_probs"])
@@ -320,7 +370,26 @@ def _read(cls: type[SearchResult], data: dict[str, Any]) -> SearchResult:
         num_completions=data["num_completions"],
         num_truncated=data["num_truncated"],
         certified=data["certified"],
+        bound=_read_bound(data),
         notice=data.get("notice"),
-        tree=TreeRecord.from_json(data["tree"]) if "tree" in data else None,
+        tree=_checked(TreeRecord.from_json(data["tree"])) if "tree" in data else None,
         token_texts={int(token): text for token, text in data.get("token_texts", {}).items()},
     )
+
+
+def _checked(tree: TreeRecord) -> TreeRecord:
+    """Refuse a tree that would make work: nobody follows a number out of it, or in a circle."""
+    columns = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
+    sizes = {(name.startswith("child"), *column.shape) for name, column in columns.items()}
+    if len(sizes) != 2 or any(len(size) != 2 for size in sizes) or not len(tree):
+        raise SchemaError("a saved tree must have a root, and columns of one length without lists")
+    number = columns["parent"].new_tensor(range(len(tree)))
+    # A parent comes before its children, and there are no more steps than nodes.
+    most = {"parent": number + (number == 0), "child_parent": len(tree), "depth": len(tree)}
+    most |= {"expanded_at": len(tree), "child_state": len(State)}
+    columns["parent"] = columns["parent"] * (number > 0)  # the root's is none
+    spoilt = [name for name in most if ((columns[name] < 0) | (columns[name] >= most[name])).any()]
+    spoilt += [name for name, column in columns.items() if (column != column).any()]  # NaN
+    if spoilt:
+        raise SchemaError(f"a saved tree has no such {' or '.join(spoilt)}: save it again")
+    return tree

@@ -1,7 +1,7 @@
 """Every setting of a search as people meet it: its panel, a line of help, its type and its range.
 
-The command line makes options of it, the server a list for its page. Defaults and rules stay in
-`config.py`; knows no front end.
+The command line makes options of it, the server a list for its page. Defaults and rules are in
+`config.py`, which reads names and ranges from here; knows no front end.
 """
 
 from __future__ import annotations
@@ -13,12 +13,52 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.config import DECAYS, LEAST, RANKINGS, REACH, SCORINGS, SearchConfig
+SCORINGS = ("mean", "sum", "last")
+DECAYS = ("power", "log", "none")
+RANKINGS = ("mean", "sum", "score", "step")
+ON_CUT = ("keep", "trim")
+DIFFERENCES = {"similar": 0.5, "different": 1.0, "very different": 2.0}  # novelty in words
+
+# The smallest value of every setting that is a whole number.
+LEAST = {
+    "k": 1,
+    "beam_size": 1,
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "budget": 1,
+    "min_children": 0,
+    "max_children": 1,
+    "max_frontier": 1,
+    "max_completions": 1,
+    "certify": 1,
+    "top_k": 1,
+    "num_texts": 1,
+    "no_repeat_ngram_size": 1,
+    "encoder_no_repeat_ngram_size": 1,
+    "forced_bos_token_id": 0,
+}
+
+MOST = 2**53  # tensors compare these numbers, and so do JSON's readers
+
+# How far real numbers reach before a score or a logit could overflow; far past any sensible value.
+REACH = {
+    "length_alpha": (-20.0, 20.0),
+    "decay_weight": (0.0, 1e6),
+    "decay_power": (0.0, 20.0),
+    "include_bonus": (0.0, 1e6),
+    "novelty": (0.0, 100.0),
+    "temperature": (1e-4, 1e4),
+    "repetition_penalty": (1e-4, 1e4),
+    "encoder_repetition_penalty": (1e-4, 1e4),
+}
 
 # Help by panel, then by field of SearchConfig; every field stands in one of the panels.
 _SEARCH = {
-    "k": "Nodes expanded in one model call.",
-    "beam_size": "Equivalent beam size: the budget is beam size × max new tokens.",
+    "num_texts": "Different texts that are wanted; the budget is then n × max new tokens.",
+    "fill": "Fill n up; else texts much less likely than the best are left out.",
+    "novelty": f"What saying something new is worth, in nats; or {', '.join(DIFFERENCES)}.",
+    "k": "Nodes expanded in one model call: 5, or n where n texts are wanted.",
+    "beam_size": "Equivalent beam size, 10 or n: the budget is beam size × max new tokens.",
     "max_new_tokens": "Longest text, in tokens.",
     "min_new_tokens": "Shortest text, in tokens.",
     "budget": "Node expansions in total, instead of beam size × max new tokens.",
@@ -31,7 +71,8 @@ _SEARCH = {
     "min_children": "Likeliest tokens opened in any case.",
     "max_children": "Tokens looked at per node; all that can pass min prob unless given.",
     "max_frontier": "Open nodes kept after each step.",
-    "policy": "Which nodes come next; best-k is the paper's algorithm.",
+    "policy": "Which nodes come next: best-k, the paper's algorithm, or diverse, for n texts.",
+    "on_cut": "Texts that are cut off: keep them so, or trim them to their last whole sentence.",
     "rank_by": f"Order of the texts: {', '.join(RANKINGS)}.",
 }
 _STOPPING = {
@@ -40,6 +81,7 @@ _STOPPING = {
     "certify": "Stop once this many texts are proven the likeliest.",
     "stop_ids": "Token id that completes a text.",
     "stop": "String that completes a text.",
+    "end_prob": "A text may end behind a sentence if that is so likely; told n, 0.01, 1 for never.",
 }
 _CONSTRAINTS = {
     "must_include": "Word or phrase that every text holds, forms as 'ran|runs'.",
@@ -71,7 +113,8 @@ PANELS = {
     "Shaping": _SHAPING,
 }
 
-CHOICES = {"scoring": SCORINGS, "decay": DECAYS, "rank_by": RANKINGS}
+SHAPING = tuple(_SHAPING)  # what changes the model's probabilities
+CHOICES = {"scoring": SCORINGS, "decay": DECAYS, "rank_by": RANKINGS, "on_cut": ON_CUT}
 # The ranges of settings that are real numbers; where an end is missing there is none.
 RANGES: dict[str, tuple[float, float | None]] = {
     **REACH,
@@ -79,8 +122,9 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "timeout": (0.0, None),
+    "end_prob": (0.0, 1.0),
 }
-_NAMES = {int: "integer", float: "number", str: "string"}
+_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +145,8 @@ class Setting:
     def type_name(self) -> str:
         """Name the type as JSON does; lists as what they hold and `[]`.
 
-        >>> next(s.type_name for s in every_setting() if s.name == "stop_ids")
+        >>> from bestk.config import SearchConfig
+        >>> next(s.type_name for s in every_setting(SearchConfig) if s.name == "stop_ids")
         'integer[]'
         """
         return _type_name(self.kind)
@@ -112,10 +157,10 @@ class Setting:
         return typing.get_origin(self.kind) is tuple
 
 
-def every_setting() -> Iterator[Setting]:
-    """Yield all settings, in the order of the panels."""
-    kinds = typing.get_type_hints(SearchConfig)
-    defaults = {field.name: field.default for field in dataclasses.fields(SearchConfig)}
+def every_setting(config: type) -> Iterator[Setting]:
+    """Yield all settings of `SearchConfig`, in the order of the panels."""
+    kinds = typing.get_type_hints(config)
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for panel, lines in PANELS.items():
         for name, text in lines.items():
             least, most = RANGES.get(name, (LEAST.get(name), None))

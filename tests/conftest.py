@@ -13,13 +13,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
+settings.register_profile("nightly", deadline=None)  # tests of cases that are drawn draw more
+
 # Only where tensors flow: user-facing modules check their own values, and say so better.
-CORE = ("best_k", "frontier", "ledger", "policy", "state", "tree")
+CORE = ("best_k", "frontier", "ledger", "policy", "state", "tree", "uniform_cost")
 TENSOR_MODULES = [f"core.{name}" for name in CORE]
 TENSOR_MODULES += [f"backends.{name}" for name in ("base", "prefix", "toy", "transformers")]
-TENSOR_MODULES += ["baselines", "processors.base", "processors.builtin"]
+TENSOR_MODULES += ["baselines", "constraints.allowed", "processors.base", "processors.builtin"]
 install_import_hook([f"bestk.{name}" for name in TENSOR_MODULES], "beartype.beartype")
 
 from light_toy import random_distribution  # noqa: E402

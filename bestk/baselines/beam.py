@@ -8,6 +8,7 @@ Beams are slots of the tree, so nothing is copied when one beam wins over anothe
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from bestk.baselines.base import TreePolicy, check_finite, check_plain, mass_of, shared
 from bestk.baselines.filters import Filter, listed
 from bestk.baselines.noise import exponential
-from bestk.baselines.team import Candidates, Team
+from bestk.baselines.team import Team
 from bestk.config import SearchConfig
 from bestk.core.frontier import Nodes
 from bestk.core.policy import Plan, Policy, Shape
@@ -119,29 +120,13 @@ class BeamPolicy(TreePolicy):
 
     def next(self) -> Plan:
         """Plan the running beams of all teams."""
-        beams = [team.running for team in self.teams]
-
-        def column(name: str) -> Tensor:
-            return torch.cat([getattr(beam, name) for beam in beams], dim=1)
-
-        is_valid = column("is_valid")
+        beams = functools.reduce(Nodes.joined, (team.running for team in self.teams))
         # Slots are handed out in order, so the empty places must come last; those that are empty
         # in every tree are left off.
-        width = max(1, int(is_valid.sum(dim=1).max()))
-        order = (~is_valid).to(torch.int8).sort(dim=1, stable=True).indices
+        width = max(1, int(beams.is_open.sum(dim=1).max()))
+        order = (~beams.is_open).to(torch.int8).sort(dim=1, stable=True).indices
         self.places = order.argsort(dim=1).clamp(max=width - 1)
-        order = order[:, :width]
-
-        def ordered(name: str) -> Tensor:
-            return column(name).gather(1, order)
-
-        names = ("token", "parent", "child", "score", "log_prob", "last_log_prob")
-        nodes = Nodes.of(
-            is_open=is_valid.gather(1, order),
-            depth=torch.full_like(order, self.depth + 1),
-            step=self.clock[:, None].expand_as(order),
-            **{name: ordered(name) for name in names},
-        )
+        nodes = beams.take(order[:, :width])
         return Plan(self.tree.place(nodes), nodes.log_prob, taken=nodes, priority=nodes.score)
 
     def step(self, plan: Plan, children: Children) -> None:
@@ -160,14 +145,14 @@ class BeamPolicy(TreePolicy):
         for number, team in enumerate(self.teams):
             places = self._places(number)
             if children.whole is None:
-                candidates = self._best(team, plan, children, places, used)
+                picked = self._best(team, children, places, used)
             else:
-                candidates = self._drawn(team, plan, children.whole, places)
-            table, exists = _table(candidates, plan.nodes)
+                picked = self._drawn(team, children.whole, places)
+            place, candidates = self._candidates(number, plan, places, *picked)
+            table, exists = _table(place, candidates, plan.nodes)
             complete = self.completes(plan.nodes, table, exists)
-            offset = number * self.num_candidates
-            kept = team.choose(candidates, complete.any(dim=1), self.depth + 1, offset)
-            used.scatter_add_(1, team.running.token, team.running.is_valid.float())
+            kept = team.choose(candidates, complete.any(dim=1), self.depth + 1)
+            used.scatter_add_(1, team.running.token, team.running.is_open.float())
             tokens.append(table.token)
             log_probs.append(table.log_prob)
             states.append(torch.where(exists, kept[:, None], int(State.NONE)))
@@ -203,7 +188,7 @@ class BeamPolicy(TreePolicy):
         parent, child = done.parent, done.child
         path = tree.path[rows, parent].clamp(min=0)  # [batch, texts, depth]
         columns = (
-            done.is_valid,
+            done.is_open,
             tree.token[rows[..., None], path],
             tree.last_log_prob[rows[..., None], path],
             tree.depth[rows, parent],
@@ -255,11 +240,10 @@ class BeamPolicy(TreePolicy):
     def _best(
         self,
         team: Team,
-        plan: Plan,
         children: Children,
         places: Int[Tensor, "batch beams"],
         used: Float[Tensor, "batch vocab"],
-    ) -> Candidates:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = places[..., None].expand(-1, -1, children.token.shape[2])
         token, last = children.token.gather(1, wide), children.log_prob.double().gather(1, wide)
         last = self._allowed(last, token)
@@ -269,16 +253,14 @@ class BeamPolicy(TreePolicy):
             score = score - self.method.diversity_penalty * times
         # A stable sort: equal scores by beam, then by probability, then by lower id.
         order = score.flatten(1).sort(dim=1, descending=True, stable=True).indices
-        order = order[:, : self.num_candidates]
-        return Candidates.of(order, places, token, last, score, plan, self.num_candidates)
+        return order[:, : self.num_candidates], token, last, score
 
     def _drawn(
         self,
         team: Team,
-        plan: Plan,
         log_probs: Float[Tensor, "batch nodes vocab"],
         places: Int[Tensor, "batch beams"],
-    ) -> Candidates:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw candidates without replacement, by their beams' whole probability.
 
         The largest of log p + Gumbel noise are such draws, in the order drawn.
@@ -296,7 +278,40 @@ class BeamPolicy(TreePolicy):
         noise = exponential(torch.tensor(self.keys, device=token.device), self.depth, token)
         drawn = (score - noise.log()).flatten(1)
         order = drawn.topk(min(self.num_candidates, drawn.shape[1]), dim=1).indices
-        return Candidates.of(order, places, token, last, score, plan, self.num_candidates)
+        return order, token, last, score
+
+    def _candidates(
+        self,
+        number: int,
+        plan: Plan,
+        places: Int[Tensor, "batch beams"],
+        order: Int[Tensor, "batch picked"],
+        token: Int[Tensor, "batch beams tokens"],
+        last_log_prob: Float[Tensor, "batch beams tokens"],
+        score: Float[Tensor, "batch beams tokens"],
+    ) -> tuple[Int[Tensor, "batch candidates"], Nodes]:
+        """Gather a team's picked continuations, with the places of their parents among the nodes.
+
+        Where there are fewer than there may be the rest is empty. A candidate's score is what the
+        beam compares: the sum of log p, less penalties.
+        """
+        numbers, num_picked = torch.arange(self.num_candidates, device=order.device), order.shape[1]
+        order = torch.nn.functional.pad(order, (0, self.num_candidates - num_picked))
+        place = places.gather(1, order // token.shape[2])
+        score, last = (x.flatten(1).gather(1, order) for x in (score, last_log_prob))
+        return place, Nodes.of(
+            is_open=plan.nodes.is_valid.gather(1, place)
+            & (score > -math.inf)
+            & (numbers < num_picked),
+            token=token.flatten(1).gather(1, order),
+            parent=plan.nodes.slot.gather(1, place),
+            child=(number * self.num_candidates + numbers).expand_as(order),
+            depth=torch.full_like(order, self.depth + 1),
+            step=self.clock[:, None].expand_as(order),
+            score=score,
+            log_prob=plan.log_prob.gather(1, place) + last,
+            last_log_prob=last,
+        )
 
     def _allowed(
         self, last: Float[Tensor, "batch beams tokens"], token: Int[Tensor, "batch beams tokens"]
@@ -306,11 +321,11 @@ class BeamPolicy(TreePolicy):
 
 
 def _table(
-    candidates: Candidates, nodes: NodeBatch
+    place: Int[Tensor, "batch candidates"], candidates: Nodes, nodes: NodeBatch
 ) -> tuple[Children, Bool[Tensor, "batch nodes candidates"]]:
     """Lay candidates out as children of the nodes: number i is child i of its node."""
     numbers = torch.arange(nodes.token.shape[1], device=nodes.token.device)
-    exists = (candidates.place[:, None] == numbers[:, None]) & candidates.is_valid[:, None]
+    exists = (place[:, None] == numbers[:, None]) & candidates.is_open[:, None]
     token = candidates.token[:, None].expand(exists.shape)
     log_prob = candidates.last_log_prob[:, None].expand(exists.shape)
     return Children(token, log_prob), exists

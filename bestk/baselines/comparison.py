@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bestk.baselines.methods import METHODS, check_method, run_method
-from bestk.config import DIVERSITY, SELECTIONS, SearchConfig
+from bestk.config import DIVERSITY, SearchConfig
 from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel, Prompt
 from bestk.rerank.ngrams import ORDERS, distinctness
@@ -32,7 +32,7 @@ class ComparedRow:
     method: str
     result: SearchResult
     num_texts: int = NUM_TEXTS
-    select: str = SELECTIONS[0]
+    select: str | None = None
     diversity: float = DIVERSITY
 
     @functools.cached_property
@@ -69,7 +69,7 @@ def compare(
     *,
     seed: int = 0,
     num_texts: int = NUM_TEXTS,
-    select: str = SELECTIONS[0],
+    select: str | None = None,
     diversity: float = DIVERSITY,
 ) -> Iterator[ComparedRow]:
     """Run methods on one prompt at an equal budget, and yield each as it ends.
@@ -78,7 +78,7 @@ def compare(
     Of each `num_texts` are shown and measured: the best, or with `select="diverse"` the diverse,
     which differ by `diversity`. The model is warmed up first, so that no method pays for it.
     """
-    check_selection(num_texts, select, diversity)
+    check_selection(select, diversity, num_texts)
     config = config or SearchConfig()
     names = list(METHODS) if methods is not None and list(methods) == ["all"] else methods
     if names is None:
@@ -106,21 +106,25 @@ def left_out(config: SearchConfig) -> dict[str, list[str]]:
 
 
 def table(rows: Sequence[ComparedRow], num_shown: int = 3) -> RenderableType:
-    """Lay out rows, each with its best few texts."""
+    """Lay out the best few texts of each row, a line each, and below them what all rows spent."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     top = max((row.num_texts for row in rows), default=NUM_TEXTS)
-    view = Table(box=None, pad_edge=False)
-    view.add_column("method")
+    numbers = Table(box=None, pad_edge=False)
+    numbers.add_column("method")
     for heading in ("found", "unique", "complete", f"D of {top}", "expanded", "seconds"):
-        view.add_column(heading, justify="right")
-    select = rows[0].select if rows else SELECTIONS[0]
-    view.add_column(f"{select} texts", overflow="fold")
+        numbers.add_column(heading, justify="right")
+    parts: list[RenderableType] = []
     for row in rows:
         cost = row.result.cost
-        shown = [" ".join(text.split()) for text in row.texts[:num_shown]]
-        view.add_row(
+        texts = [Text(row.method, "bold")] if num_shown else []
+        texts += [Text(f"  {' '.join(text.split())}") for text in row.texts[:num_shown]]
+        for text in texts:
+            text.no_wrap, text.overflow = True, "ellipsis"
+        parts += [*texts, Text()] if texts else []
+        numbers.add_row(
             row.method,
             str(len(row.result.raw)),
             str(len(row.result.hypotheses)),
@@ -128,6 +132,5 @@ def table(rows: Sequence[ComparedRow], num_shown: int = 3) -> RenderableType:
             f"{row.distinct:.1f}",
             str(cost.expanded),
             f"{cost.seconds:.2f}",
-            Text("\n".join(shown)),
         )
-    return view
+    return Group(*parts, numbers)

@@ -1,4 +1,4 @@
-"""Which next tokens a sampler may draw: nucleus and typical sets over the whole vocabulary.
+"""Which next tokens a sampler may draw: nucleus, min-p and typical sets over the whole vocabulary.
 
 Pure tensor functions and their settings. A filter only marks tokens; log-probabilities stay the
 model's own.
@@ -6,6 +6,7 @@ model's own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -52,6 +53,27 @@ class Nucleus:
         self, log_probs: Float[Tensor, "*nodes vocab"], min_tokens: int = 1
     ) -> Bool[Tensor, "*nodes vocab"]:
         return _first_mass(-log_probs, log_probs, self.p, min_tokens)
+
+
+@dataclass(frozen=True)
+class MinProb:
+    """The tokens of at least this share of the likeliest one's probability (Nguyen et al. 2025)."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        _check(self.p)
+
+    @property
+    def name(self) -> str:
+        return f"Minp{self.p:g}"
+
+    def keeps(
+        self, log_probs: Float[Tensor, "*nodes vocab"], min_tokens: int = 1
+    ) -> Bool[Tensor, "*nodes vocab"]:
+        least = log_probs.topk(min_tokens, dim=-1).values[..., -1:]
+        share = log_probs.amax(dim=-1, keepdim=True) + math.log(self.p)
+        return log_probs >= torch.minimum(least, share)
 
 
 @dataclass(frozen=True)

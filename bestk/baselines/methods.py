@@ -1,8 +1,8 @@
 """The paper's methods by name, and `run_method`, which runs any of them on prompts.
 
-Names are the paper's: BS, DBS, DBS+, Ncls0.8, Typ0.5, BNcls0.8, BTyp0.5, BFS, BKS_mean, BKS_last. A
-number in a name may be any other; BKS is best-k search with whatever scoring the settings have.
-Knows no algorithm.
+Names are the paper's: BS, DBS, DBS+, Ncls0.8, Typ0.5, BNcls0.8, BTyp0.5, BFS, BKS_mean, BKS_last;
+and Minp0.1, BKS_diverse. A number in a name may be any other; BKS is best-k search with whatever
+scoring the settings have. Knows no algorithm.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bestk.api import Batch, best_first_config
 from bestk.baselines.beam import Beam
-from bestk.baselines.filters import Nucleus, Typical
+from bestk.baselines.filters import MinProb, Nucleus, Typical
 from bestk.baselines.sampling import Sampling
 from bestk.config import SearchConfig
 from bestk.core.methods import Method
-from bestk.engine.request import Request, requests_of
+from bestk.engine.request import Request, Update, requests_of
 from bestk.engine.scheduler import Scheduler
 from bestk.errors import OptionError, unknown
 from bestk.lm.language_model import LanguageModel, Prompt, is_batch
@@ -29,15 +29,19 @@ from bestk.result import SearchResult
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Best-k search with a scoring of its own, or (None) the one in the settings."""
+    """Best-k search with a scoring or policy of its own, or (None) those in the settings."""
 
     scoring: str | None = None
+    policy: str = "best-k"
 
     def config(self, lm: LanguageModel, config: SearchConfig) -> SearchConfig:
         """Return the settings of the search."""
+        if self.policy == "diverse":
+            return SearchConfig.of({"num_texts": config.num_texts or config.beam_size}, config)
         if self.scoring is None:
             return config
-        return dataclasses.replace(config, scoring=self.scoring, length_alpha=None)
+        own = {"scoring": self.scoring, "length_alpha": None, "policy": self.policy}
+        return SearchConfig.of(own, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,7 @@ METHODS: dict[str, AnyMethod] = {
     "Ncls0.5": Sampling(filter=Nucleus(0.5)),
     "Ncls0.8": Sampling(filter=Nucleus(0.8)),
     "Ncls0.9": Sampling(filter=Nucleus(0.9)),
+    "Minp0.1": Sampling(filter=MinProb(0.1)),
     "Typ0.2": Sampling(filter=Typical(0.2)),
     "Typ0.5": Sampling(filter=Typical(0.5)),
     "Typ0.95": Sampling(filter=Typical(0.95)),
@@ -70,12 +75,14 @@ METHODS: dict[str, AnyMethod] = {
     "BFS": BestFirst(),
     "BKS_mean": Scored(scoring="mean"),
     "BKS_last": Scored(scoring="last"),
+    "BKS_diverse": Scored(policy="diverse"),
 }
 
 BATCH_SIZE = 8  # prompts run side by side
 
 _FAMILIES: dict[str, Callable[[float], AnyMethod]] = {
     "ncls": lambda p: Sampling(filter=Nucleus(p)),
+    "minp": lambda p: Sampling(filter=MinProb(p)),
     "typ": lambda p: Sampling(filter=Typical(p)),
     "bncls": lambda p: Beam(filter=Nucleus(p)),
     "btyp": lambda p: Beam(filter=Typical(p)),
@@ -110,13 +117,8 @@ def run_method(
     every = list(prompts) if is_batch(prompts) else [prompts]
     settings = SearchConfig.of(options, config)
     requests = requests_for(lm, every, chosen, settings, seed=seed, keep_tree=keep_tree)
-    found: dict[Request, SearchResult] = {}
     with contextlib.closing(Scheduler(batch_size)) as scheduler:
-        for update in scheduler.run(requests):
-            if update.error is not None:
-                raise update.error
-            assert update.result is not None
-            found[update.request] = update.result
+        found = results_of(scheduler.run(requests))
     results = [found[request] for request in requests]
     return results if is_batch(prompts) else results[0]
 
@@ -137,6 +139,17 @@ def requests_for(
     return requests_of(lm, prompts, config, method=chosen, seed=seed, **options)
 
 
+def results_of(updates: Iterable[Update]) -> dict[Request, SearchResult]:
+    """Return the results that a scheduler tells of; the first error is raised."""
+    found = {}
+    for update in updates:
+        if update.error is not None:
+            raise update.error
+        assert update.result is not None
+        found[update.request] = update.result
+    return found
+
+
 def method_of(method: str | AnyMethod) -> AnyMethod:
     """Find a method by its name, in any case; a `Method` is itself.
 
@@ -149,7 +162,7 @@ def method_of(method: str | AnyMethod) -> AnyMethod:
     by_name["bks"] = Scored()  # with the scoring of the settings; no method of its own
     if method.lower() in by_name:
         return by_name[method.lower()]
-    match = re.fullmatch(r"(b?ncls|b?typ)_?([0-9.]+)", method.lower())
+    match = re.fullmatch(r"(b?ncls|b?typ|minp)_?([0-9.]+)", method.lower())
     if match is None:
         return _not_found(method)
     try:

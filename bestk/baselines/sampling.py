@@ -82,7 +82,7 @@ class Draws:
         self.limit, self.budget, self.length = limit, budget, length
         self.is_spent = False
         self.draws: list[Draw] = []
-        self.under_way: list[Draw] = []  # under way
+        self.under_way: list[Draw] = []
         self.waiting: list[Draw] = []  # with a first token, not started
 
     def has_more(self) -> bool:

@@ -24,11 +24,12 @@ from bestk.cli.options import with_address
 from bestk.cli.serve import serve
 from bestk.cli.show import show
 from bestk.cli.size import size
+from bestk.cli.trie import trie
 from bestk.errors import BestKError, unknown
 from bestk.version import __version__
 
 GROUP = "bestk.commands"
-COMMANDS: tuple[Callable[..., Any], ...] = (generate, batch, compare, show, serve, size)
+COMMANDS: tuple[Callable[..., Any], ...] = (generate, batch, compare, show, serve, size, trie)
 
 
 @functools.cache
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = with_address(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     try:
         code = app()(arguments, prog_name="bestk", standalone_mode=False)
+        sys.stdout.flush()
     except BestKError as error:
         return _fail(str(error))
     except typer.TyperException as error:
@@ -79,6 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough. Python would complain when it flushes at exit.
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
         return 0
+    except OSError as error:  # no room, no rights, no such disk any more
+        where = f" ({error.filename})" if error.filename else ""
+        return _fail(
+            f"{error.strerror or error}{where}: what was written is kept, the same command goes "
+            "on when that is mended"
+        )
     return code if isinstance(code, int) else 0
 
 

@@ -21,7 +21,7 @@ from bestk.cli.options import (
     engine_options,
     search_options,
 )
-from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES
 
 _RAY = "Ray"
 
@@ -42,17 +42,17 @@ def batch(
         bool, typer.Option("--raw", help="Continue prompts as they are, without chat formatting.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System text of a chat model.")] = None,
-    num_texts: Annotated[
-        int | None,
-        typer.Option("--num-texts", "-n", min=1, help="Texts to choose for each row; all of them."),
-    ] = None,
-    select: Select = SELECTIONS[0],
+    select: Select = None,
     diversity: Diversity = DIVERSITY,
     rerank: Rerank = None,
     full: Annotated[
         bool, typer.Option("--full", help="Write all that is known of each text: a whole result.")
     ] = False,
     tree: Annotated[bool, typer.Option("--tree", help="With --full, search trees too.")] = False,
+    allowed: Annotated[
+        Path | None,
+        typer.Option(help="Trie of which every text is an item; a row's exclude leaves some out."),
+    ] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows searched side by side; what memory allows.")
     ] = None,
@@ -112,12 +112,12 @@ def batch(
             config=config_of(settings),
             raw=raw,
             system=system,
-            num_texts=num_texts,
             select=select,
             diversity=diversity,
             rerank=rerank,
             full=full,
             tree=tree,
+            allowed=None if allowed is None else str(allowed),
         ),
         batch_size=batch_size or "auto",
         window=window,

@@ -18,7 +18,7 @@ from bestk.cli.options import (
     config_of,
     search_options,
 )
-from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES
 
 
 @search_options
@@ -35,7 +35,7 @@ def compare(
     num_texts: Annotated[
         int, typer.Option("--num-texts", "-n", min=1, help="Texts that distinctness is taken of.")
     ] = 10,
-    select: Select = SELECTIONS[0],
+    select: Select = None,
     diversity: Diversity = DIVERSITY,
     show: Annotated[int, typer.Option(min=0, help="Texts to show of each method.")] = 3,
     model: Model = DEFAULT_MODEL,

@@ -20,10 +20,10 @@ from bestk.cli.options import (
     config_of,
     search_options,
 )
-from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES, SELECTIONS
+from bestk.config import DEFAULT_MODEL, DIVERSITY, DTYPES
 from bestk.errors import OptionError
 
-NUM_TEXTS = 20  # shown in a terminal, and chosen where texts are to differ
+NUM_TEXTS = 10  # unless the settings name Algorithm 2, which knows no number
 
 
 @search_options
@@ -39,16 +39,7 @@ def generate(
         bool, typer.Option("--raw", help="Continue the prompt as it is, without chat formatting.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System text of a chat model.")] = None,
-    num_texts: Annotated[
-        int | None,
-        typer.Option(
-            "--num-texts",
-            "-n",
-            min=1,
-            help=f"Texts to choose; {NUM_TEXTS} unless given, with --json all.",
-        ),
-    ] = None,
-    select: Select = SELECTIONS[0],
+    select: Select = None,
     diversity: Diversity = DIVERSITY,
     rerank: Rerank = None,
     stream: Annotated[
@@ -70,16 +61,15 @@ def generate(
     from bestk.engine.request import requests_of
     from bestk.rerank.postprocess import Finish
 
-    if stream and (as_json or tree or num_texts or rerank or select != SELECTIONS[0]):
+    if stream and (as_json or tree or rerank or select):
         raise OptionError(
-            "--stream prints all texts as they come: "
-            "give it without --json, --tree, -n, --select, --rerank"
+            "--stream prints texts as they come: give it without --json, --tree, --select, --rerank"
         )
-    is_choosing = num_texts is not None or not as_json or select != SELECTIONS[0]
-    wanted = (num_texts or NUM_TEXTS) if is_choosing else None
-    order = Finish(rerank=rerank)
-    choose = Finish(num_texts=wanted, select=select, diversity=diversity)
+    finish = Finish(rerank=rerank, select=select, diversity=diversity)
     config = config_of(settings)
+    if config.num_texts is None:
+        told = config_of({**settings, "num_texts": NUM_TEXTS})
+        config = told if told.policy == "diverse" else config
     text = terminal.read_prompt(prompt, raw=raw, system=system)
     lm = terminal.load(
         model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
@@ -88,17 +78,19 @@ def generate(
     with SearchView(requests, stream=stream) as view:
         for update in view.scheduler.run(requests):
             view.update(update)
-    result = order(view.result)
+            if stream and view.room == 0:
+                break
+    whole = finish.order(view.result)
     if output is not None:
-        result.save(output)
-    chosen = choose(result)
+        whole.save(output)
+    result = finish.choose(whole)
     if as_json:
-        terminal.print_json({**chosen.brief(), "prompt": text})
+        terminal.print_json({**result.brief(), "prompt": text})
     elif stream:
+        terminal.print_rest(result, view.told)
         terminal.print_summary(result)
     else:
-        shown = chosen.hypotheses
-        terminal.print_result(result, shown, lm.tokens_text if tree else None)
+        terminal.print_result(result, lm.tokens_text if tree else None)
     terminal.print_notice(result)
     if view.error is not None:
         raise view.error

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import json
 import re
+import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ import typer
 
 from bestk.config import DTYPES, SearchConfig
 from bestk.errors import OptionError
+from bestk.server.limits import Limits
 from bestk.settings import Setting, every_setting
 
 # A shell has no way to write lists of lists: `bad_words` says the same in words.
@@ -27,6 +29,7 @@ _FIELDS = [f.name for f in dataclasses.fields(SearchConfig) if f.name not in NO_
 _FILES = frozenset({"json_schema", "grammar"})
 _TYPES = {tuple[int, ...]: list[int], tuple[str, ...]: list[str]}
 _NAMES = {
+    "num_texts": ("--num-texts", "-n"),
     "k": ("--k", "-k"),
     "stop_ids": ("--stop-id",),
     "bad_words": ("--bad-word",),
@@ -70,9 +73,10 @@ TgtLang = Annotated[
     typer.Option(help="Language that a translation model writes.", rich_help_panel="Model"),
 ]
 Select = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Which texts: the best, or diverse, good ones that differ.", rich_help_panel="Choice"
+        help="Which of n texts: the best, or diverse, good ones that differ, as is usual.",
+        rich_help_panel="Choice",
     ),
 ]
 Diversity = Annotated[
@@ -113,11 +117,39 @@ def with_address(arguments: Sequence[str]) -> list[str]:
 
 
 def search_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command one option for each field of SearchConfig, in place of its `**settings`."""
-    known = {setting.name: setting for setting in every_setting()}
+    """Give a command an option for each field of SearchConfig that it has no parameter for."""
+    known = {setting.name: setting for setting in every_setting(SearchConfig)}
+    return _with_options(command, [_parameter(known[name]) for name in _FIELDS])
+
+
+def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command one option for each limit of a server, in place of its `**limits`."""
+    kinds = typing.get_type_hints(Limits)
+    return _with_options(
+        command,
+        [
+            inspect.Parameter(
+                f"max_{field.name}",
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=Annotated[
+                    kinds[field.name],
+                    typer.Option(help=field.metadata["help"], rich_help_panel="Limits"),
+                ],
+            )
+            for field in dataclasses.fields(Limits)
+        ],
+    )
+
+
+def _with_options(
+    command: Callable[..., Any], added: Sequence[inspect.Parameter]
+) -> Callable[..., Any]:
+    """Give a command these options in place of its `**` ones."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
-    parameters += [_parameter(known[name]) for name in _FIELDS]
+    taken = {parameter.name for parameter in parameters}
+    parameters += [parameter for parameter in added if parameter.name not in taken]
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in keyword_only}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from bestk.cli.options import Device, Dtype, EngineOptions
+from bestk.cli.options import Device, Dtype, EngineOptions, limit_options
 from bestk.config import DEFAULT_MODEL, DTYPES
 from bestk.errors import MissingExtraError
+from bestk.server.limits import Limits
 
 
+@limit_options
 def serve(
     model: Annotated[
         list[str],
@@ -38,29 +40,14 @@ def serve(
         list[str],
         typer.Option(help="Reranker with a model to offer, loaded now; may be repeated."),
     ] = [],  # noqa: B006
+    allowed: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=FILE", help="Trie that requests may name; may be repeated."),
+    ] = [],  # noqa: B006
     grace: Annotated[
         float, typer.Option(help="Seconds that running searches have to end at shutdown.")
     ] = 30.0,
-    max_searches: Annotated[
-        int | None,
-        typer.Option(help="Searches that run side by side.", rich_help_panel="Limits"),
-    ] = None,
-    max_queue: Annotated[
-        int | None,
-        typer.Option(help="Searches that may wait; more are refused.", rich_help_panel="Limits"),
-    ] = None,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Longest prompt.", rich_help_panel="Limits")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Longest text.", rich_help_panel="Limits")
-    ] = None,
-    max_budget: Annotated[
-        int | None, typer.Option(help="Node expansions of one search.", rich_help_panel="Limits")
-    ] = None,
-    max_seconds: Annotated[
-        float | None, typer.Option(help="Time of one search.", rich_help_panel="Limits")
-    ] = None,
+    **limits: Any,
 ) -> None:
     """[bold]bestk serve --model smollm2 --port 8000[/bold]
 
@@ -69,28 +56,20 @@ def serve(
     from bestk.cli import terminal
 
     try:
-        from bestk.server.limits import Limits
         from bestk.server.main import ServeOptions
         from bestk.server.main import serve as run
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f"{error.name} is not installed: pip install 'bestk[serve]'"
         ) from error
-    given = {
-        "searches": max_searches,
-        "queue": max_queue,
-        "prompt_tokens": max_prompt_tokens,
-        "new_tokens": max_new_tokens,
-        "budget": max_budget,
-        "seconds": max_seconds,
-    }
     options = ServeOptions(
         host=host,
         port=port,
         token=token,
         cors_origins=cors_origin,
         grace=grace,
-        limits=Limits.of(given),
+        limits=Limits(**{name.removeprefix("max_"): most for name, most in limits.items()}),
         rerankers=rerank,
+        tries=allowed,
     )
     run([terminal.load(name, engine_option, dtype=dtype, device=device) for name in model], options)

@@ -22,9 +22,11 @@ def size(
         str, typer.Option(help="Number format of the weights: float32, bfloat16, float16.")
     ] = "bfloat16",
     k: Annotated[int, typer.Option("--k", "-k", help="Nodes expanded in one model call.")] = (
-        SearchConfig.k
+        SearchConfig().k
     ),
-    beam_size: Annotated[int, typer.Option(help="Equivalent beam size.")] = SearchConfig.beam_size,
+    beam_size: Annotated[
+        int, typer.Option(help="Equivalent beam size.")
+    ] = SearchConfig().beam_size,
     max_new_tokens: Annotated[int, typer.Option(help="Longest text, in tokens.")] = (
         SearchConfig.max_new_tokens
     ),

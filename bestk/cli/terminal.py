@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -62,14 +62,12 @@ def print_json(data: Any) -> None:
 
 
 def print_result(
-    result: SearchResult,
-    chosen: Sequence[Hypothesis],
-    tokens_text: Callable[[Sequence[int]], str] | None = None,
+    result: SearchResult, tokens_text: Callable[[Sequence[int]], str] | None = None
 ) -> None:
-    """Print the chosen texts and the summary; the tree above them if tokens can be shown."""
+    """Print the texts and the summary; the tree above them if tokens can be shown."""
     from bestk.viz import terminal
 
-    view = terminal.result_view(result, chosen)
+    view = terminal.result_view(result)
     if tokens_text is not None:
         view = Group(terminal.tree_view(result, tokens_text), Text(), view)
     print_view(view)
@@ -92,6 +90,20 @@ def print_summary(result: SearchResult) -> None:
     from bestk.viz import terminal
 
     print_view(Group(Text(), terminal.summary_view(result)))
+
+
+def print_rest(result: SearchResult, told: Set[str]) -> None:
+    """Print the texts that are wanted and were not streamed: those that were cut off."""
+    most = result.config.num_texts or 0
+    left = [text for text in result.hypotheses if text.text not in told]
+    print_new(left[: max(0, most - len(told))])
+
+
+def print_new(found: Sequence[Hypothesis]) -> None:
+    """Print texts in one line each."""
+    for hypothesis in found:
+        line = hypothesis.text.strip().replace("\n", "⏎")
+        print(f"{hypothesis.score:.3f}  {line}", flush=True)
 
 
 def print_notice(result: SearchResult) -> None:

@@ -34,11 +34,17 @@ class SearchView:
         (self.request,) = requests
         self.scheduler = Scheduler()
         self.outcomes = Outcomes(requests, self.scheduler)
-        self.stream = stream
+        self.stream, self.told = stream, set[str]()
         self.error: BaseException | None = None
         self.bar = _Bar(self.request.config.total_budget, console) if console.is_terminal else None
         self.request.is_watched = True
         self._exits = ExitStack()
+
+    @property
+    def room(self) -> int | None:
+        """How many more texts are wanted, None for any number."""
+        most = self.request.config.num_texts
+        return most if most is None else max(0, most - len(self.told))
 
     @property
     def result(self) -> SearchResult:
@@ -73,11 +79,12 @@ class SearchView:
         if self.bar is None and not self.stream:
             return
         standing = row.standing
-        fresh = row.fresh(standing)
+        fresh = row.fresh(standing)[: self.room]
+        self.told |= {text.text for text in fresh}
         if self.bar is not None:
             self.bar.update(standing.expanded, fresh)
         if self.stream:
-            _print_new(fresh)
+            terminal.print_new(fresh)
 
 
 class _Pressed(Exception):
@@ -108,12 +115,6 @@ class _Bar:
     def _render(self) -> RenderableType:
         newest = Text(self.newest, style="dim", no_wrap=True, overflow="ellipsis")
         return Group(self.progress, newest)
-
-
-def _print_new(found: Sequence[Hypothesis]) -> None:
-    for hypothesis in found:
-        line = hypothesis.text.strip().replace("\n", "⏎")
-        print(f"{hypothesis.score:.3f}  {line}", flush=True)
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bestk.config import SearchConfig
+from bestk.config import GrammarLimits, SearchConfig
 from bestk.constraints.base import Constraint, ConstraintSet
 from bestk.constraints.criteria import Criteria
+from bestk.constraints.endings import Endings
 from bestk.constraints.include import MustInclude
 from bestk.constraints.stop_strings import StopStrings
 from bestk.errors import OptionError
@@ -19,7 +20,7 @@ from bestk.errors import OptionError
 if TYPE_CHECKING:
     from bestk.lm.language_model import LanguageModel
 
-__all__ = ["BUILDERS", "Constraint", "ConstraintSet", "constraints_of"]
+__all__ = ["BUILDERS", "Constraint", "ConstraintSet", "compile_apart", "constraints_of"]
 
 
 def _grammar(config: SearchConfig, lm: LanguageModel) -> Constraint | None:
@@ -37,6 +38,16 @@ def _grammar(config: SearchConfig, lm: LanguageModel) -> Constraint | None:
     return GrammarConstraint(config, lm)
 
 
+def compile_apart(
+    config: SearchConfig, lm: LanguageModel, limits: GrammarLimits | None = None
+) -> None:
+    """Have a stranger's grammar measured and compiled apart, for the search to find it ready."""
+    if config.has_grammar and lm.backend.capabilities.full_logits:
+        from bestk.constraints.grammar import GrammarConstraint
+
+        GrammarConstraint(config, lm, limits or GrammarLimits())
+
+
 def _must_include(config: SearchConfig, lm: LanguageModel) -> Constraint | None:
     if not config.must_include:
         return None
@@ -47,11 +58,17 @@ def _stop(config: SearchConfig, lm: LanguageModel) -> Constraint | None:
     return StopStrings(config.stop, lm.decode, config.min_new_tokens) if config.stop else None
 
 
+def _endings(config: SearchConfig, lm: LanguageModel) -> Constraint | None:
+    can_look = lm.tokenizer is not None and lm.backend.capabilities.full_logits
+    return Endings(config, lm) if (config.end_prob or 1) < 1 and can_look else None
+
+
 # What a setting asks for; None where it asks for nothing.
 BUILDERS: list[Callable[[SearchConfig, LanguageModel], Constraint | None]] = [
     _grammar,
     _must_include,
     _stop,
+    _endings,
 ]
 
 

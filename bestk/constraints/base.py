@@ -6,6 +6,7 @@ knows nothing of the other nodes of a search. So its searches share passes with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -29,6 +30,10 @@ class Constraint:
 
     restricts = False  # `restrict` is to be called: it needs whole distributions
     num_forced = 0  # the most tokens that `forced` names for a node
+    least_log_prob = -math.inf  # of a forced token, to be opened
+    is_static = (
+        False  # all it does is a fixed series of tensor operations: a CUDA graph can hold it
+    )
 
     def restrict(
         self, context: NodeContext, log_probs: Float[Tensor, "batch nodes vocab"]
@@ -66,6 +71,7 @@ class ConstraintSet:
         self.enders = self._overriding("completes")
         self.scorers = self._overriding("bonus")
         self.requirements = self._overriding("is_met_by")
+        self.is_static = all(constraint.is_static for constraint in constraints)
         self.judges = bool(self.enders or self.scorers or self.requirements or self.num_forced)
 
     def restrict(
@@ -94,9 +100,7 @@ class ConstraintSet:
         may_open, is_stop = gate.may_open, gate.is_stop
         if self.requirements:
             may_open = may_open & ~self._unfit(context, children, may_open, is_stop)
-        is_forced = None
-        if forced is not None:
-            is_forced = (children.token[..., None] == forced[..., None, :]).any(dim=-1)
+        is_forced = None if forced is None else self._is_forced(children, forced)
         passes = gate.passes(may_open, is_forced)
         asked = passes & ~is_stop
         completes = self.completes(context, children, asked)
@@ -115,6 +119,17 @@ class ConstraintSet:
             if complete is not None:
                 ends |= complete
         return ends
+
+    def _is_forced(self, children: Children, forced: Int[Tensor, "batch nodes forced"]) -> Marks:
+        """Mark the children that a constraint names, and that are likely enough for it."""
+        marks = torch.zeros_like(children.token, dtype=torch.bool)
+        start = 0
+        for one in self.constraints:
+            own = forced[..., start : start + one.num_forced]
+            is_named = (children.token[..., None] == own[..., None, :]).any(dim=-1)
+            marks |= is_named & (children.log_prob >= one.least_log_prob)
+            start += one.num_forced
+        return marks
 
     def _unfit(
         self, context: NodeContext, children: Children, may_open: Marks, is_stop: Marks
@@ -136,11 +151,12 @@ class ConstraintSet:
             )
         ]
         unfit = torch.zeros_like(may_open)
-        marks = [not self._is_fit(text) for text in self.decode(sequences)]
+        marks = [not self.is_fit(text) for text in self.decode(sequences)]
         unfit[rows, places, numbers] = torch.tensor(marks, dtype=torch.bool, device=unfit.device)
         return unfit
 
-    def _is_fit(self, text: str) -> bool:
+    def is_fit(self, text: str) -> bool:
+        """Return whether a text that ends here is as all constraints want it."""
         return all(requirement.is_met_by(text) for requirement in self.requirements)
 
     def _overriding(self, name: str) -> tuple[Constraint, ...]:

@@ -6,14 +6,24 @@ A policy is a class in a file of its own that overrides what it does differently
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Protocol, runtime_checkable
 
 from bestk.config import SearchConfig
 from bestk.core.best_k import BestK
+from bestk.core.diverse import Diverse
 from bestk.core.policy import Policy, Shape
+from bestk.core.uniform_cost import UniformCost
 from bestk.errors import OptionError, unknown
 
-POLICIES: dict[str, type[BestK]] = {"best-k": BestK}
+logger = logging.getLogger("bestk")
+
+POLICIES: dict[str, type[BestK]] = {
+    "best-k": BestK,
+    "diverse": Diverse,
+    "uniform-cost": UniformCost,
+}
 
 
 @runtime_checkable
@@ -41,6 +51,13 @@ def policy_of(config: SearchConfig, shape: Shape, method: Method | None = None) 
 
 
 def check_policy(config: SearchConfig) -> None:
-    """Refuse a name that is none."""
+    """Refuse a name that is none, and notice steps that are wider than the beam."""
     if config.policy not in POLICIES:
         raise OptionError(unknown("policy", config.policy, POLICIES))
+    if config.budget is None and config.k > config.beam_size:
+        _notice_width(config.k, config.beam_size)
+
+
+@functools.cache
+def _notice_width(k: int, beam_size: int) -> None:
+    logger.warning("k=%d is above beam_size=%d: the paper keeps it within the beam", k, beam_size)

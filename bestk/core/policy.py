@@ -132,7 +132,9 @@ def age_table(config: SearchConfig, device: torch.device) -> Float[Tensor, " age
     """Tabulate the decay of every age in reach: a step expands one node at least."""
     ages = range(config.total_budget + 2)
     weight, power = config.decay_weight, config.decay_power  # κ, β
-    if config.decay == "power":
+    if config.policy == "diverse":  # knows no ages
+        table = [0.0 for _ in ages]
+    elif config.decay == "power":
         table = [weight * float(age) ** power for age in ages]
     elif config.decay == "log":
         table = [weight * math.log1p(age) for age in ages]

@@ -117,7 +117,7 @@ class TreeRecord:
                 )
                 for f in fields(cls)
             }
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise SchemaError(f"a saved tree lacks or spoils a column: {error}") from None
         return cls(**columns)
 
@@ -161,11 +161,17 @@ class Finding:
 
 
 def texts_of(
-    record: TreeRecord, bound: float, *, since: int = 0, state: State = State.COMPLETE
+    record: TreeRecord,
+    bound: float,
+    *,
+    since: int = 0,
+    state: State = State.COMPLETE,
+    by_score: bool = False,
 ) -> list[Found]:
     """Return the complete token sequences of a tree in the order found, from slot `since` on.
 
-    With another `state` these were cut off, or are still open.
+    With another `state` these were cut off, are still open, or were not opened. They are proven,
+    and ranked, by their log-probability, or by their score.
     """
     is_wanted = (record.child_state == state) & (record.child_parent >= since)
     entries = is_wanted.nonzero()[:, 0]
@@ -174,6 +180,7 @@ def texts_of(
     last = record.child_log_prob[entries].tolist()
     tokens, steps = record.token.tolist(), record.expanded_at.tolist()
     log_prob, node_log_prob = record.log_prob.tolist(), record.last_log_prob.tolist()
+    scores = record.child_score[entries].tolist()
     return [
         Found(
             token_ids=(*(tokens[slot] for slot in path), end),
@@ -181,9 +188,10 @@ def texts_of(
             log_prob=log_prob[parent] + own,
             step=steps[parent],
             is_complete=state == State.COMPLETE,
-            is_certified=log_prob[parent] + own >= bound,
+            is_certified=(score if by_score else log_prob[parent] + own) >= bound,
+            score=score if by_score else None,
         )
-        for path, parent, end, own in zip(
-            record.paths_to(parents), parents, ends, last, strict=True
+        for path, parent, end, own, score in zip(
+            record.paths_to(parents), parents, ends, last, scores, strict=True
         )
     ]

@@ -40,6 +40,7 @@ class SearchState:
 
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         self.config, self.shape = config, shape
+        self.by_score = False  # what is proven is the order of scores, not of probabilities
         self.spec = spec_of(config, shape.vocab_size, shape.num_forced)
         batch, device = shape.batch, shape.device
         num_children = self.spec.num_children + self.spec.num_forced
@@ -126,14 +127,16 @@ class SearchState:
         self.tree.record(plan.nodes, children, score, state)
 
         log_prob = plan.log_prob[..., None] + children.log_prob
-        kinds = torch.stack([fate.complete, fate.truncated, fate.opened])
+        again = None if children.verdict is None else children.verdict.repeats
+        booked = fate.complete if again is None else fate.complete & ~again
+        kinds = torch.stack([booked, fate.truncated, fate.opened])
         whole = (plan.log_prob.exp() * plan.nodes.is_valid).sum(dim=1)
         self.ledger.book(whole, log_prob, kinds)
-        num_completed, num_truncated, _ = kinds.sum(dim=(2, 3)).unbind()
-        self.num_completions += num_completed
-        self.num_truncated += num_truncated
+        self.num_completions += fate.complete.sum(dim=(1, 2))
+        self.num_truncated += fate.truncated.sum(dim=(1, 2))
         passes = fate.complete | fate.truncated | fate.opened
-        self._raise_bound(plan, children, log_prob, fate.may_open ^ passes)
+        worth = score if self.by_score else log_prob
+        self._raise_bound(plan, children, worth, fate.may_open ^ passes)
 
     def found(
         self,
@@ -160,11 +163,14 @@ class SearchState:
 
     def prune(self, pool: Nodes, priority: Float[Tensor, "batch pool"]) -> None:
         """Keep the best of a pool, and book what is dropped."""
-        dropped = self.frontier.prune(pool, priority)
+        self.drop(self.frontier.prune(pool, priority))
+
+    def drop(self, dropped: Nodes) -> None:
+        """Book nodes that leave the frontier unopened."""
         self.tree.mark(dropped.parent, dropped.child, State.DROPPED, dropped.is_open)
         self.ledger.pruned_frontier += (dropped.log_prob.exp() * dropped.is_open).sum(dim=1)
-        best = dropped.log_prob.where(dropped.is_open, -math.inf).amax(dim=1)
-        self.pruned_bound.clamp_(min=best)
+        worth = dropped.score if self.by_score else dropped.log_prob
+        self.pruned_bound.clamp_(min=worth.where(dropped.is_open, -math.inf).amax(dim=1))
 
     def update_active(self) -> None:
         """Stop the searches that have reached a limit."""
@@ -189,14 +195,17 @@ class SearchState:
     def bound(self) -> Float[Tensor, " batch"]:
         """Return the highest log-probability that a text not yet completed could have."""
         nodes = self.frontier.nodes
-        still_open = nodes.log_prob.masked_fill(~nodes.is_open, -math.inf).amax(dim=1)
+        worth = nodes.score if self.by_score else nodes.log_prob
+        still_open = worth.masked_fill(~nodes.is_open, -math.inf).amax(dim=1)
         return torch.maximum(self.pruned_bound, still_open)
 
     def certified(self) -> Int[Tensor, " batch"]:
         """Count the completions that are proven to be the model's likeliest."""
         tree = self.tree
-        log_prob = tree.log_prob[..., None] + tree.child_log_prob
-        proven = (tree.child_state == State.COMPLETE) & (log_prob >= self.bound()[:, None, None])
+        worth = tree.child_score
+        if not self.by_score:
+            worth = tree.log_prob[..., None] + tree.child_log_prob
+        proven = (tree.child_state == State.COMPLETE) & (worth >= self.bound()[:, None, None])
         return proven[:, : tree.capacity].sum(dim=(1, 2))
 
     def frontier_mass(self) -> Float[Tensor, " batch"]:
@@ -212,13 +221,12 @@ class SearchState:
             "max_completions": self.num_completions >= (config.max_completions or math.inf),
             "certified": self.certified() >= (config.certify or math.inf),
             "budget": self.tree.count >= config.total_budget,
-            "exhausted": self.frontier.count() == 0,
         }
         reasons, timed_out = [], self.timed_out.tolist()
         for row, is_active in enumerate(self.is_active.tolist()):
             hit = (name for name, reached in limits.items() if bool(reached[row]))
-            broken_off = "timeout" if timed_out[row] else "interrupted"
-            reasons.append(broken_off if is_active else next(hit, broken_off))
+            broken_off = "timeout" if timed_out[row] else "exhausted"
+            reasons.append("interrupted" if is_active else next(hit, broken_off))
         return reasons
 
     def standing(self, row: int) -> Standing:
@@ -237,7 +245,7 @@ class SearchState:
         truncated, broken_at = self.num_truncated.tolist(), self.broken_at.tolist()
         return [
             Finding(
-                texts=texts_of(record, bounds[row]),
+                texts=texts_of(record, bounds[row], by_score=self.by_score),
                 mass=masses[row],
                 expanded=len(record),
                 steps=clocks[row] + 1,
@@ -254,16 +262,18 @@ class SearchState:
         self,
         plan: Plan,
         children: Children,
-        log_prob: Float[Tensor, "batch nodes children"],
+        worth: Float[Tensor, "batch nodes children"],
         unopened: Bool[Tensor, "batch nodes children"],
     ) -> None:
         """Raise the bound by the best child that was not opened, listed or not."""
-        best = log_prob.where(unopened, -math.inf).amax(dim=2)
+        best = worth.where(unopened, -math.inf).amax(dim=2)
         if self.spec.num_children < self.shape.vocab_size:
             # A token past the list is no likelier than the last of the likeliest, nor than what is
             # left; forced tokens come after those, and are as unlikely as they are.
             left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=ROUNDING).log()
             last = children.log_prob[..., self.spec.num_children - 1]
             unseen = plan.log_prob + torch.minimum(left, last)
+            if self.by_score:  # children are sorted by it
+                unseen = worth[..., self.spec.num_children - 1]
             best = torch.maximum(best, unseen)
         self.pruned_bound.clamp_(min=best.where(plan.nodes.is_valid, -math.inf).amax(dim=1))

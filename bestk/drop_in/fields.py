@@ -5,6 +5,7 @@ One table: the drop-in acts on it, the docs page shows it, a test holds both aga
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -29,28 +30,13 @@ class Field:
     note: str
 
 
-def _honoured(note: str) -> Field:
-    return Field(Treatment.HONOURED, note)
+_honoured = functools.partial(Field, Treatment.HONOURED)
+_warned = functools.partial(Field, Treatment.WARNED)
+_refused = functools.partial(Field, Treatment.REFUSED)
 
-
-def _warned(note: str) -> Field:
-    return Field(Treatment.WARNED, note)
-
-
-def _refused(note: str) -> Field:
-    return Field(Treatment.REFUSED, note)
-
-
-def _speed() -> Field:
-    return _warned("it is about speed; best-k search keeps one cache of its own")
-
-
-def _assistant() -> Field:
-    return _warned("it is about the speed of assisted generation")
-
-
-def _steps() -> Field:
-    return _refused("there is no sequence of steps that a text went through alone")
+_SPEED = _warned("it is about speed; best-k search keeps one cache of its own")
+_ASSISTANT = _warned("it is about the speed of assisted generation")
+_STEPS = _refused("there is no sequence of steps that a text went through alone")
 
 
 def _warper(note: str) -> Field:
@@ -71,12 +57,12 @@ FIELDS: dict[str, Field] = {
     # strategy
     "do_sample": _warned("nothing is drawn; temperature, top-k and so on shape the probabilities"),
     "num_beams": _honoured("is `beam_size` unless that is given"),
-    "use_mtp": _speed(),
+    "use_mtp": _SPEED,
     # cache
-    "use_cache": _speed(),
-    "cache_implementation": _speed(),
-    "cache_config": _speed(),
-    "max_cache_len": _speed(),
+    "use_cache": _SPEED,
+    "cache_implementation": _SPEED,
+    "cache_config": _SPEED,
+    "max_cache_len": _SPEED,
     # probabilities
     "temperature": _warper("divides log-probabilities"),
     "top_k": _warper("keeps the likeliest tokens"),
@@ -104,12 +90,10 @@ FIELDS: dict[str, Field] = {
     "watermarking_config": _honoured("SynthID's keeps state from call to call: refused"),
     # output
     "num_return_sequences": _honoured("is `num_texts` unless that is given"),
-    "output_attentions": _steps(),
-    "output_hidden_states": _refused(
-        "there is no sequence of steps that a text went through alone"
-    ),
+    "output_attentions": _STEPS,
+    "output_hidden_states": _STEPS,
     "output_scores": _honoured("`sequences_scores` is given anyway; `scores` by step is None"),
-    "output_logits": _steps(),
+    "output_logits": _STEPS,
     "return_dict_in_generate": _honoured("gives the output class of beam search, and `num_found`"),
     # special tokens
     "pad_token_id": _honoured("fills rows on the right"),
@@ -120,23 +104,23 @@ FIELDS: dict[str, Field] = {
     "decoder_start_token_id": _honoured("one, or one per prompt"),
     # assisted generation
     "is_assistant": _refused("a search drafts nothing for another model"),
-    "num_assistant_tokens": _assistant(),
-    "num_assistant_tokens_schedule": _assistant(),
-    "assistant_confidence_threshold": _assistant(),
-    "prompt_lookup_num_tokens": _assistant(),
-    "max_matching_ngram_size": _assistant(),
-    "assistant_early_exit": _assistant(),
-    "assistant_lookbehind": _assistant(),
-    "target_lookbehind": _assistant(),
-    "assistant_ensemble_weight": _assistant(),
-    "speculation_type": _assistant(),
+    "num_assistant_tokens": _ASSISTANT,
+    "num_assistant_tokens_schedule": _ASSISTANT,
+    "assistant_confidence_threshold": _ASSISTANT,
+    "prompt_lookup_num_tokens": _ASSISTANT,
+    "max_matching_ngram_size": _ASSISTANT,
+    "assistant_early_exit": _ASSISTANT,
+    "assistant_lookbehind": _ASSISTANT,
+    "target_lookbehind": _ASSISTANT,
+    "assistant_ensemble_weight": _ASSISTANT,
+    "speculation_type": _ASSISTANT,
     # performance
-    "compile_config": _speed(),
-    "disable_compile": _speed(),
-    "continuous_batching_config": _speed(),
-    "prefill_chunk_size": _speed(),
+    "compile_config": _SPEED,
+    "disable_compile": _SPEED,
+    "continuous_batching_config": _SPEED,
+    "prefill_chunk_size": _SPEED,
     # other searches, which transformers keeps on the hub
-    "low_memory": _speed(),
+    "low_memory": _SPEED,
     "penalty_alpha": _refused("contrastive search is another algorithm"),
     "dola_layers": _refused("DoLa is another algorithm"),
     "diversity_penalty": _refused("diverse beam search is another algorithm"),

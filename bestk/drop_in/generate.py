@@ -27,6 +27,8 @@ from bestk.backends.transformers.decoder_only import DecoderOnlyBackend
 from bestk.backends.transformers.encoder_decoder import EncoderDecoderBackend
 from bestk.backends.transformers.sources import Encoded
 from bestk.config import DIVERSITY, SearchConfig
+from bestk.constraints.allowed import of_trie
+from bestk.constraints.trie import Trie
 from bestk.drop_in.fields import check
 from bestk.engine.request import requests_of
 from bestk.engine.scheduler import Scheduler
@@ -74,12 +76,15 @@ def generate(
     stopping_criteria: Sequence[Any] | None = None,
     generation_config: Any = None,
     *,
-    num_texts: int | None = None,
-    select: str = "best",
+    select: str | None = None,
     diversity: float = DIVERSITY,
     embed: Embed | None = None,
     rerank: Any = None,
     text_tokenizer: Any = None,
+    allowed: Trie | None = None,
+    exclude: Sequence[Any] | None = None,
+    item_bias: Any = None,
+    renormalize: bool | None = None,
     inputs_tensor: Tensor | None = None,
     **options: Any,
 ) -> Any:
@@ -89,7 +94,8 @@ def generate(
     after them, with a score of −inf. `select`, `diversity`, `embed` and `rerank` choose and order
     the texts as in `bestk.search`. Options are those of `SearchConfig` that `generate` does not
     know; `text_tokenizer` is for all that needs text (`stop`, `bad_words`, `rerank`, `embed`) and
-    merges token sequences that read the same.
+    merges token sequences that read the same. With `allowed` every row is an item of a trie, and
+    `exclude` has a list for each prompt.
     """
     settings, model_kwargs = _split(options)
     call = _Call(model, input_ids, generation_config, inputs_tensor, model_kwargs)
@@ -97,21 +103,21 @@ def generate(
     for name, judge in (("rerank", rerank), ("embed", embed)):
         if judge is not None and text_tokenizer is None:
             raise OptionError(f"{name} judges texts: give text_tokenizer=tokenizer too")
-    num_texts = _num_texts(num_texts, generation_config)
-    finish = Finish(
-        rerank=rerank, num_texts=num_texts, select=select, diversity=diversity, embed=embed
-    )
+    finish = Finish(rerank=rerank, select=select, diversity=diversity, embed=embed)
     lm = call.language_model(text_tokenizer)
+    config = call.search_config(settings)
     requests = requests_of(
         lm,
         call.prompts(),
-        call.search_config(settings),
+        config,
         Hooks(
             logits_processor or (),
             [one for one in stopping_criteria or () if type(one).__name__ != "MaxLengthCriteria"],
             counted_length=input_ids.shape[1],
             eos_ids=call.eos_ids(lm.backend.vocab_size),
+            **of_trie(allowed, item_bias, renormalize),
         ),
+        exclude=exclude or (),
         keep_tree=False,
     )
     scheduler = Scheduler(len(requests))
@@ -122,11 +128,13 @@ def generate(
         while scheduler.has_work:
             for update in scheduler.step():
                 outcomes.note(update)
-    exponent = None if "rank_by" in settings else float(generation_config.length_penalty)
+    is_ranked = "rank_by" in settings or allowed is not None
+    exponent = None if is_ranked else float(generation_config.length_penalty)
     found = [_ranked(result, exponent) for result in outcomes.results()]
     if rerank is not None:
         found = [_readable(result, lm) for result in found]
-    return call.output([finish(result).hypotheses for result in found], num_texts)
+    num_texts = config.num_texts or 1
+    return call.output([finish(result).hypotheses[:num_texts] for result in found], num_texts)
 
 
 @dataclass
@@ -203,8 +211,8 @@ class _Call:
                 f"max_length={self.config.max_length} leaves no room after "
                 f"{self.input_ids.shape[1]} tokens: use max_new_tokens"
             )
-        num_beams = self.config.num_beams or 1
-        sizes = {"beam_size": num_beams} if num_beams > 1 else {}
+        told = {"beam_size": self.config.num_beams, "num_texts": self.config.num_return_sequences}
+        sizes = {name: size for name, size in told.items() if size is not None and size > 1}
         return SearchConfig.of({"max_new_tokens": room, **sizes, **settings})
 
     def eos_ids(self, vocab_size: int) -> tuple[int, ...]:
@@ -262,11 +270,6 @@ class _Call:
         hidden, starts = output.last_hidden_state, self.input_ids.tolist()
         if mask is None:
             mask = torch.ones(hidden.shape[:2], dtype=torch.bool)[:: self.repeats]
-        if (len(mask) * self.repeats, mask.shape[1]) != tuple(hidden.shape[:2]):
-            raise OptionError(
-                f"attention_mask of shape {tuple(self.kwargs['attention_mask'].shape)} does not "
-                f"fit what the encoder returned, {tuple(hidden.shape[:2])}: use bestk.search"
-            )
         return [
             Encoded(row[keep][None], None, [start], type(output), source)
             for row, keep, start, source in zip(
@@ -280,8 +283,16 @@ class _Call:
 
     def _mask(self) -> Tensor | None:
         """Mark which tokens of the prompts, or of the sources, are not padding."""
-        mask = self.kwargs.get("attention_mask")
-        return None if mask is None else mask[:: self.repeats].bool()
+        mask: Tensor | None = self.kwargs.get("attention_mask")
+        encoded = self.kwargs.get("encoder_outputs")
+        if mask is None:
+            return None
+        if encoded is not None and mask.shape != encoded.last_hidden_state.shape[:2]:
+            raise OptionError(
+                f"attention_mask of shape {tuple(mask.shape)} does not fit what the encoder "
+                f"returned, {tuple(encoded.last_hidden_state.shape[:2])}: use bestk.search"
+            )
+        return mask[:: self.repeats].bool()
 
     def _check_positions(self) -> None:
         positions, mask = self.kwargs.get("position_ids"), self.kwargs.get("attention_mask")
@@ -310,14 +321,6 @@ def _evaluated(model: Any) -> Iterator[None]:
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     settings = {name: value for name, value in options.items() if name in OPTIONS}
     return settings, {name: value for name, value in options.items() if name not in OPTIONS}
-
-
-def _num_texts(num_texts: int | None, config: Any) -> int:
-    if num_texts is None:
-        return int(config.num_return_sequences or 1)
-    if isinstance(num_texts, bool) or not isinstance(num_texts, int) or num_texts < 1:
-        raise OptionError(f"num_texts must be a whole number of at least 1, got {num_texts!r}")
-    return num_texts
 
 
 def _ranked(result: SearchResult, exponent: float | None) -> SearchResult:

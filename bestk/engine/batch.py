@@ -41,7 +41,7 @@ class Row:
     most_calls: int  # the call at which its budget is spent if all goes well
     slot: int = 0  # up to here, and so many completions, texts were told
     total: int = 0
-    told: set[str] = field(default_factory=set)
+    told: set[Any] = field(default_factory=set)
 
     @property
     def finding(self) -> Finding:
@@ -69,12 +69,15 @@ class Row:
         if record is None:
             return []
         # Nothing is certain while the search goes on.
-        found = texts_of(record, float("inf"), since=self.slot)
+        by_score = self.request.hooks.allowed is not None
+        found = texts_of(record, float("inf"), since=self.slot, by_score=by_score)
         self.slot, self.total = standing.expanded, standing.num_completions
         texts = []
-        for hypothesis in hypotheses_of(found, self.request.config, self.request.decode):
-            if hypothesis.text not in self.told:
-                self.told.add(hypothesis.text)
+        request = self.request
+        for hypothesis in request.named(hypotheses_of(found, request.config, request.decode)):
+            name = hypothesis.text if request.hooks.allowed is None else hypothesis.token_ids
+            if name not in self.told:
+                self.told.add(name)
                 texts.append(hypothesis)
         return texts
 
@@ -90,7 +93,8 @@ class Batch:
         shape = Shape(
             batch=rows,
             vocab_size=backend.vocab_size,
-            stop_ids=backend.eos_ids,
+            # A trie says what ends.
+            stop_ids=() if first.hooks.allowed else first.evaluation.stop_ids,
             device=device,
             num_forced=first.evaluation.num_forced,
             is_judged=first.evaluation.judges,
@@ -115,7 +119,7 @@ class Batch:
         )
         self.rows: dict[int, Row] = {}
         self.arrivals: list[Request] = []
-        self.calls = 0
+        self.calls, self.has_begun = 0, False
 
     @property
     def requests(self) -> list[Request]:
@@ -127,14 +131,10 @@ class Batch:
         """Whether running searches can go on in a batch of another size."""
         return self.graphs is None and self.policy.can_refill and self.session.capabilities.resize
 
-    def takes(self, request: Request) -> bool:
-        """Return whether a search of this kind can ever run here."""
-        return request.evaluation.num_forced <= self.policy.spec.num_forced
-
     def fits(self, request: Request, most: int) -> bool:
         """Return whether a search can begin here with the next step, among `most` rows."""
         count = len(self.rows) + len(self.arrivals)
-        if self.rows and not self.policy.can_refill:
+        if self.has_begun and not self.policy.can_refill:
             return False
         if self.can_resize:
             return count < max(most, self.num_rows)
@@ -202,6 +202,7 @@ class Batch:
 
     def _fill(self) -> None:
         """Read the prompts of the searches that arrived, into idle rows."""
+        self.has_begun = True
         count = len(self.rows) + len(self.arrivals)
         longest = max(request.length for request in self.arrivals)
         if count > self.num_rows or longest > self.prompt_size:

@@ -6,7 +6,6 @@ are taken together. Knows neither which nodes come next nor who asked.
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,14 +14,17 @@ import torch
 from torch import Tensor
 
 from bestk.backends.children import normalised, top_children, with_forced
-from bestk.config import GRAMMARS, SHAPING, SearchConfig
+from bestk.config import GRAMMARS, SearchConfig
 from bestk.constraints import constraints_of
 from bestk.constraints.base import Marks
 from bestk.core.policy import Policy
+from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.nodes import Children, NodeBatch, Verdict
 from bestk.processors.base import ContextTable, LogitsProcessor, NodeContext
+from bestk.processors.foreign import AllowedTokens
 from bestk.processors.pipeline import Hooks, processors_of
+from bestk.settings import SHAPING
 
 if TYPE_CHECKING:
     from bestk.engine.request import Request
@@ -37,31 +39,51 @@ class Evaluation:
     def __init__(
         self, lm: LanguageModel, config: SearchConfig, hooks: Hooks, criteria: Sequence[Any] = ()
     ) -> None:
-        backend, given = lm.backend, hooks.eos_ids
+        backend = lm.backend
+        self.stop_ids = backend.eos_ids if hooks.eos_ids is None else hooks.eos_ids
         self.constraints = constraints_of(config, lm, criteria, hooks.constraints)
         self.processors: list[LogitsProcessor] = processors_of(
             config,
             hooks,
             device=backend.device,
             vocab_size=backend.vocab_size,
-            eos_ids=backend.eos_ids if given is None else given,
+            eos_ids=self.stop_ids,
             tokenizer=lm.tokenizer,
         )
+        named = hooks.prefix_allowed_tokens_fn
+        self.mask = None if named is None or hooks.renormalize else AllowedTokens(named)
         self.counted_length = hooks.counted_length
-        constraints = self.constraints
+        constraints, self.allowed = self.constraints, hooks.allowed
         self.restricts = constraints is not None and constraints.restricts
         self.num_forced = 0 if constraints is None else constraints.num_forced
         self.judges = constraints is not None and constraints.judges
+        if self.allowed is not None:
+            if constraints is not None:
+                raise OptionError(
+                    "allowed= says where texts end: leave constraints and stopping_criteria out"
+                )
+            self.allowed.check(lm)
+            self.judges = True
+            if self.allowed.trie.is_nested:  # items that begin others are listed a second time
+                self.num_forced = config.num_children(backend.vocab_size)
 
     @property
     def needs_whole(self) -> bool:
         """Whether whole distributions are needed."""
-        return bool(self.processors) or self.restricts or self.num_forced > 0
+        return self.shapes or self.num_forced > 0 or self.allowed is not None
+
+    @property
+    def shapes(self) -> bool:
+        """Whether distributions are normalised, and then changed, before tokens are picked."""
+        rules = self.constraints
+        is_seeking = rules is not None and rules.num_forced > 0 and not rules.is_static
+        return bool(self.processors or self.mask) or self.restricts or is_seeking
 
     @property
     def needs_context(self) -> bool:
         """Whether it looks at what stands before a text."""
-        return bool(self.processors) or self.constraints is not None
+        asks = bool(self.processors or self.mask or self.allowed)
+        return asks or self.constraints is not None
 
     def shaped(self, context: NodeContext, scores: Tensor) -> Tensor:
         """Apply the processors, in `generate`'s order, and then the constraints."""
@@ -82,13 +104,12 @@ class Evaluation:
     @property
     def is_static(self) -> bool:
         """Whether it is a fixed series of tensor operations: a CUDA graph can hold it."""
-        return self.constraints is None and all(one.is_static for one in self.processors)
+        rules = self.constraints is None or self.constraints.is_static
+        return rules and self.mask is None and all(one.is_static for one in self.processors)
 
-
-_KNOWN: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Evaluation]] = weakref.WeakKeyDictionary()
 
 # Settings that concern a node alone; and others that an evaluation looks at.
-OF_EVALUATION = ("stop", "must_include", "include_bonus", *GRAMMARS, *SHAPING)
+OF_EVALUATION = ("stop", "end_prob", "must_include", "include_bonus", *GRAMMARS, *SHAPING)
 _LOOKED_AT = (*OF_EVALUATION, "stop_ids", "min_new_tokens", "max_new_tokens")
 
 
@@ -96,9 +117,12 @@ def evaluation_of(
     lm: LanguageModel, config: SearchConfig, hooks: Hooks, criteria: Sequence[Any] = ()
 ) -> Evaluation:
     """Return the evaluation of some settings, the same one for requests with the same."""
-    if hooks != Hooks():
+    allowed = hooks.allowed
+    if hooks != Hooks(allowed=allowed):
         return Evaluation(lm, config, hooks, criteria)
-    known = _KNOWN.setdefault(lm, OrderedDict())
+    known: OrderedDict[Any, Evaluation] = lm.evaluations
+    if allowed is not None:  # a trie that goes takes them along
+        known = allowed.evaluations.setdefault(lm, OrderedDict())
     key = tuple(getattr(config, name) for name in _LOOKED_AT)
     if key not in known:
         known[key] = Evaluation(lm, config, hooks)
@@ -124,7 +148,7 @@ class Evaluator:
         self.policy, self.spec = policy, policy.spec
         self.is_normalised = is_normalised
         self.of_row: list[Evaluation | None] = [None] * batch
-        self.contexts = ContextTable(batch, device, width)
+        self.contexts = ContextTable(batch, device, width, policy.spec.slots + 1)
         self.parts: list[Part] = [Part(None, None)]
         policy.judge = self.completes
 
@@ -141,7 +165,9 @@ class Evaluator:
         for row, context in zip(asking, contexts, strict=True):
             prompts[row], request = context.prompt, requests[row]
             counted = request.evaluation.counted_length
-            self.contexts.fill(row, context.ids, context.source, counted, request.number)
+            self.contexts.fill(
+                row, context.ids, context.source, counted, request.number, request.barred
+            )
 
     def release(self, row: int) -> None:
         """Forget what a search asked for that has left."""
@@ -179,6 +205,7 @@ class Evaluator:
             assert rows is not None
             contexts, some = self.contexts.take(rows), nodes.take(rows)
             made.append(self._children(evaluation, contexts, some, _rows(found, rows), judged))
+            self.contexts.states[rows] = contexts.states
         return self._joined(made, nodes)
 
     def completes(self, nodes: NodeBatch, children: Children, asked: Marks) -> Marks:
@@ -208,10 +235,22 @@ class Evaluator:
             children = found
         else:
             scores, is_normalised = found, self.is_normalised
-            if self.spec.num_children == 0 or (evaluation is not None and evaluation.needs_whole):
+            if self.spec.num_children == 0 or (evaluation is not None and evaluation.shapes):
                 scores = found if is_normalised else found.float().log_softmax(dim=-1)
-            if evaluation is not None and evaluation.needs_whole:
+            if evaluation is not None and evaluation.shapes:
                 scores, is_normalised = evaluation.shaped(context, scores), False
+            if evaluation is not None and evaluation.mask is not None:
+                scores, is_normalised = evaluation.mask(context, normalised(scores)), True
+            if evaluation is not None and evaluation.allowed is not None:
+                return evaluation.allowed.children(
+                    nodes,
+                    contexts.states,
+                    contexts.barred,
+                    scores,
+                    places=self.spec.num_children,
+                    repeats=self.spec.num_forced,
+                    is_normalised=is_normalised,
+                )
             if self.spec.num_children == 0:
                 nothing = nodes.token[..., None][..., :0]
                 return Children(nothing, nothing.float(), whole=scores)
@@ -221,8 +260,7 @@ class Evaluator:
             elif self.spec.num_forced:
                 forced = nodes.token.new_full((*nodes.token.shape, self.spec.num_forced), -1)
             if forced is not None:
-                log_probs = scores if is_normalised else normalised(scores)
-                children = with_forced(children, log_probs, forced)
+                children = with_forced(children, scores, forced, is_normalised=is_normalised)
         gate = self.policy.gate(nodes, children) if judged else None
         if gate is None:
             return children
@@ -258,11 +296,13 @@ class Evaluator:
             else torch.zeros_like(one.passes, dtype=torch.float64)
             for one in verdicts
         ]
+        repeats = [one.repeats for one in verdicts if one.repeats is not None]
         verdict = Verdict(
             may_open=whole([one.may_open for one in verdicts], False),
             passes=whole([one.passes for one in verdicts], False),
             completes=whole([one.completes for one in verdicts], False),
             bonus=whole(bonuses, 0.0) if any(one.bonus is not None for one in verdicts) else None,
+            repeats=whole(repeats, False) if repeats else None,
         )
         return children._replace(verdict=verdict)
 

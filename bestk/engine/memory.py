@@ -53,13 +53,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
-def out_of_memory(request: Request, batch: int, expanded: int) -> str:
-    """Word the error: what happened, and what to lower."""
+def out_of_memory(request: Request, expanded: int) -> str:
+    """Word the error of a search that did not fit alone: what happened, and what to lower."""
     config = request.config
     size = "beam_size" if config.budget is None else "budget"
-    fewer = f"batch_size (now {batch}), " if batch > 1 else ""
     return (
         f"out of memory on {request.lm.backend.device} after {expanded} of {config.total_budget} "
-        f"expansions: lower {fewer}k ({config.k}), {size} ({getattr(config, size)}) "
+        f"expansions: lower k ({config.k}), {size} ({getattr(config, size)}) "
         f"or max_new_tokens ({config.max_new_tokens})"
     )

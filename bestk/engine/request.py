@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.nodes import BatchSpec
 from bestk.processors.pipeline import Hooks
-from bestk.result import SearchResult, signature
+from bestk.result import Hypothesis, SearchResult, signature
 from bestk.version import __version__
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _OWN: dict[str, Any] = {
     f.name: f.default
     for f in dataclasses.fields(SearchConfig)
-    if f.name in (*OF_EVALUATION, "timeout", "rank_by")
+    if f.name in (*OF_EVALUATION, "timeout", "rank_by", "on_cut", "fill")
 }
 
 
@@ -46,6 +46,7 @@ class Request:
     evaluation: Evaluation
     hooks: Hooks = field(default_factory=Hooks)
     method: Method | None = None  # None: the policy of the settings
+    barred: Sequence[int] = ()  # nodes of the trie that are excluded, marked
     seed: int = 0
     number: int = 0  # the prompt's place among the caller's
     is_watched: bool = False  # whether every step is told
@@ -78,19 +79,36 @@ class Request:
     def key(self) -> Hashable:
         """What the searches of one batch have in common."""
         backend, evaluation = self.lm.backend, self.evaluation
+        # Sums over more places round in another order, so those of one batch list as many; what a
+        # trie lists a second time is no part of a sum.
+        is_named = evaluation.allowed is not None
+        num_forced = 0 if is_named else evaluation.num_forced
+        shape = self.shared_config, num_forced, evaluation.stop_ids
         captured: tuple[Hashable, ...] = ()
         if backend.device.type == "cuda":  # a graph holds one evaluation, or none
-            captured = (evaluation if evaluation.is_static else None, evaluation.judges)
+            graph = evaluation if evaluation.is_static else None
+            captured = (graph, evaluation.judges, len(self.barred))
         kind = backend.kind(self.ids, self.spec)
-        return id(backend), self.shared_config, self.method, kind, captured
+        return id(backend), shape, self.method, kind, captured, is_named
 
     @property
     def signature(self) -> str:
         """Name everything that a number made from the search depends on."""
         if self.method is None:
-            return signature(self.config, self.lm.name, self.hooks.names)
+            names = [*self.hooks.names, *(["exclude"] if len(self.barred) else [])]
+            return signature(self.config, self.lm.name, names)
         told = self.method.describe(self.config, self.seed)
         return f"bestk|model:{self.lm.name}|{told}|v:{__version__}"
+
+    def named(self, hypotheses: Sequence[Hypothesis]) -> Sequence[Hypothesis]:
+        """Say of every text which item it is."""
+        if self.hooks.allowed is None:
+            return hypotheses
+        trie = self.hooks.allowed.trie
+        return [
+            dataclasses.replace(one, item=trie.item_at(trie.find(one.token_ids)))
+            for one in hypotheses
+        ]
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Turn ids into the texts that are returned."""
@@ -117,10 +135,19 @@ def requests_of(
     hooks: Hooks | None = None,
     *,
     method: Method | None = None,
+    exclude: Sequence[Iterable[Any]] = (),
     **options: Any,
 ) -> list[Request]:
-    """Make requests of prompts, and refuse what cannot be searched before anything is."""
+    """Make requests of prompts, and refuse what cannot be searched before anything is.
+
+    `exclude` has the items that are left out, for each prompt, or nothing at all.
+    """
     hooks = hooks or Hooks()
+    barred = _barred(hooks, exclude, len(prompts))
+    if hooks.allowed is not None:
+        if method is not None:
+            raise OptionError("allowed= is for searches, not for other methods")
+        config = hooks.allowed.settings(config)
     if method is None:
         check_policy(config)
     else:
@@ -144,6 +171,7 @@ def requests_of(
             evaluation=evaluation,
             hooks=hooks,
             method=method,
+            barred=barred[number],
             number=number,
             **options,
         )
@@ -152,6 +180,19 @@ def requests_of(
     if requests and method is None:
         lm.backend.check(requests[0].spec, whole=evaluation.needs_whole)
     return requests
+
+
+def _barred(hooks: Hooks, exclude: Sequence[Iterable[Any]], count: int) -> Sequence[Sequence[int]]:
+    """Find what is excluded for each prompt in the trie; a few sizes, for graphs."""
+    if not exclude:
+        return [()] * count
+    if hooks.allowed is None:
+        raise OptionError("exclude leaves items out of a trie: give allowed= too")
+    if len(exclude) != count:
+        raise OptionError(f"exclude must be a list for each of {count} prompts, got {len(exclude)}")
+    found = [hooks.allowed.trie.barred(items).tolist() for items in exclude]
+    sizes = [1 << (len(some) - 1).bit_length() if some else 0 for some in found]
+    return [[-1] * (size - len(some)) + some for size, some in zip(sizes, found, strict=True)]
 
 
 def check(lm: LanguageModel, ids: Sequence[Any], config: SearchConfig) -> None:

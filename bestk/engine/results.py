@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from bestk.config import SearchConfig
@@ -16,15 +17,21 @@ from bestk.result import (
     merge,
     rank,
     ranking_score,
+    unproven,
 )
+
+_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]*_]*(?=\s|$)|[。！？][」』）】”]*")
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
 def result_of(request: Request, finding: Finding, seconds: float) -> SearchResult:
     """Turn what was found into a result, whether or not the search has ended."""
-    raw = hypotheses_of(finding.texts, request.config, request.decode)
-    merged = rank(merge(raw))
+    raw = request.named(hypotheses_of(finding.texts, request.config, request.decode))
+    rules = request.evaluation.constraints
+    if rules is not None:  # what was cut off nobody has judged yet
+        raw = [one for one in raw if one.is_complete or rules.is_fit(one.text)]
+    merged = rank(merge(raw) if request.hooks.allowed is None else raw)
     record = finding.record if request.keep_tree else None
     notice: str | None = None
     token_texts: Mapping[int, str] = {}
@@ -33,6 +40,9 @@ def result_of(request: Request, finding: Finding, seconds: float) -> SearchResul
         if not merged:
             truncated = finding.num_truncated
             notice = emptiness(request.config, reason, truncated, finding.bound)
+        elif request.config.certify is not None:
+            proven = sum(hypothesis.is_certified for hypothesis in merged)
+            notice = unproven(request.config, proven, finding.bound)
         if record is not None:
             token_texts = LazyTexts(lm.token_texts, record)
     return SearchResult(
@@ -46,6 +56,7 @@ def result_of(request: Request, finding: Finding, seconds: float) -> SearchResul
         num_completions=sum(hypothesis.is_complete for hypothesis in raw),
         num_truncated=finding.num_truncated,
         certified=sum(hypothesis.is_certified for hypothesis in merged),
+        bound=finding.bound,
         notice=notice,
         tree=record,
         raw=tuple(raw),
@@ -56,6 +67,11 @@ def result_of(request: Request, finding: Finding, seconds: float) -> SearchResul
 def hypotheses_of(found: Sequence[Found], config: SearchConfig, decode: Decode) -> list[Hypothesis]:
     """Decode token sequences, and score them by what the results are ranked by."""
     texts = decode([one.token_ids for one in found])
+    if config.on_cut == "trim":
+        texts = [
+            text if one.is_complete else whole_sentences(text)
+            for one, text in zip(found, texts, strict=True)
+        ]
     return [
         Hypothesis(
             text=text,
@@ -69,6 +85,16 @@ def hypotheses_of(found: Sequence[Found], config: SearchConfig, decode: Decode) 
         )
         for one, text in zip(found, texts, strict=True)
     ]
+
+
+def whole_sentences(text: str) -> str:
+    """Cut a text behind its last whole sentence; one that has none stays as it is.
+
+    >>> whole_sentences('She said "No." Then he')
+    'She said "No."'
+    """
+    ends = list(_SENTENCE_END.finditer(text))
+    return text[: ends[-1].end()] if ends else text
 
 
 def complaint(finding: Finding, number: int) -> str:

@@ -79,6 +79,8 @@ class Scheduler:
     def step(self) -> list[Update]:
         """Let requests begin, take a turn of one batch, tell what happened."""
         updates = self._admit()
+        for idle in [batch for batch in self.batches if not batch.requests]:
+            self._retire(idle)  # those who wait did not fit in
         if not self.batches:
             return updates
         batch = self.batches[0]
@@ -90,16 +92,15 @@ class Scheduler:
             updates += self._collect(batch)
         except Exception as error:
             return updates + self._recover(batch, error)
-        if not batch.requests:
+        if not batch.requests and not self.waiting.get(batch.key):
             self._retire(batch)
         return updates
 
     def partial(self, request: Request) -> SearchResult | None:
         """Return what a search has found that is not over, None if it has not begun."""
-        for batch in self.batches:
-            for row in batch.rows.values():
-                if row.request is request:
-                    return self._best(row)
+        for row in [row for batch in self.batches for row in batch.rows.values()]:
+            if row.request is request:
+                return self._best(row)
         return self._partial.get(request)
 
     def close(self) -> None:
@@ -120,7 +121,9 @@ class Scheduler:
             try:
                 batch = self._batch_for(key, queue)
             except Exception as error:  # no memory for it, or of a model asked what it has
-                updates += self._refuse(queue, error)
+                updates = self._refuse(queue, error)
+                if updates:
+                    break  # who hears of it may not want the next one tried
                 continue
             if batch is None:
                 blocked.add(key)
@@ -136,7 +139,7 @@ class Scheduler:
     def _batch_for(self, key: Hashable, queue: Sequence[Request]) -> Batch | None:
         """Find or open the batch that the next of a queue can begin in now; None: it waits."""
         request = queue[0]
-        alike = [b for b in self.batches if b.key == key and b.takes(request)]
+        alike = [b for b in self.batches if b.key == key]
         most = self._most(key, queue)
         for batch in alike:
             if batch.fits(request, most):
@@ -172,12 +175,9 @@ class Scheduler:
 
     def _collect(self, batch: Batch) -> list[Update]:
         """Tell what a step brought: results of searches that ended, steps of watched ones."""
-        updates = []
         ended = batch.ended()
-        watched = [r for r in batch.rows.values() if r.request.is_watched and r not in ended]
-        updates += [Update(request=row.request, row=row) for row in watched]
-        for row in [row for row in ended if row.request.is_watched]:
-            updates.append(Update(request=row.request, row=row))
+        watched = [row for row in batch.rows.values() if row.request.is_watched]
+        updates = [Update(request=row.request, row=row) for row in watched]
         for row, finding, result in batch.finish(ended) if ended else ():
             self._partial.pop(row.request, None)
             broken = finding.broken_at >= 0
@@ -197,9 +197,9 @@ class Scheduler:
         self._close(batch)
         if is_full:
             _empty_cache(batch.device)
-        if is_full and (len(requests) > 1 or could_free):
-            logger.warning("out of memory with %d searches side by side: fewer", len(requests))
-            self._fewer[batch.key] = max(1, len(requests) // 2)
+        if is_full and (batch.num_rows > 1 or could_free):
+            logger.warning("out of memory with %d searches side by side: fewer", batch.num_rows)
+            self._fewer[batch.key] = max(1, batch.num_rows // 2)
             self.waiting.setdefault(batch.key, deque()).extendleft(reversed(requests))
             return []
         updates = [self._failure(request, error) for request in requests]
@@ -220,10 +220,11 @@ class Scheduler:
         return [self._failure(queue.popleft(), error)]
 
     def _failure(self, request: Request, error: Exception) -> Update:
+        alike = [found for one, found in self._partial.items() if one.key == request.key]
         partial = self._partial.pop(request, None)
         if is_out_of_memory(error) and not isinstance(error, BestKError):
-            expanded = 0 if partial is None else partial.cost.expanded
-            told = OutOfMemoryError(out_of_memory(request, 1, expanded))
+            expanded = max((found.cost.expanded for found in alike), default=0)
+            told = OutOfMemoryError(out_of_memory(request, expanded))
             told.__cause__ = error
             error = told
         return Update(request=request, result=partial, error=error)
@@ -238,9 +239,8 @@ class Scheduler:
     def _retire(self, batch: Batch) -> None:
         """Close a batch that nobody uses, or keep what was captured for the next of its kind."""
         self.batches.remove(batch)
-        if not batch.requests and pool.keep(batch):
-            return
-        self._close(batch)
+        if batch.requests or not pool.keep(batch):
+            self._close(batch)
 
     def _close(self, batch: Batch) -> None:
         """Free what a batch holds; a session that fails at its end must not end the others."""

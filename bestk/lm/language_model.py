@@ -5,6 +5,7 @@ Knows prompts (text, token ids, chat messages) and decoding; knows nothing of se
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
@@ -62,6 +63,7 @@ class LanguageModel:
         self.chat_template = chat_template
         self.name = name or backend.name
         self._pieces: dict[int, str] = {}
+        self.evaluations: OrderedDict[Any, Any] = OrderedDict()  # name it, so they go with it
 
     @property
     def is_chat(self) -> bool:

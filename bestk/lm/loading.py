@@ -12,13 +12,14 @@ import importlib.util
 import inspect
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bestk.config import DEFAULT_MODEL, DTYPES
-from bestk.errors import ModelError, OptionError, unknown
+from bestk.errors import ModelError, OptionError, first_line, unknown
 from bestk.lm import task_models
 from bestk.lm.encoder_decoder import make_encoder_decoder
 from bestk.lm.language_model import LanguageModel
@@ -112,16 +113,10 @@ def from_transformers(
     if not hasattr(model, "forward") or not hasattr(model, "config"):
         raise ModelError(f"a transformers model has forward and config, got {type(model).__name__}")
     model.eval()
-    if getattr(model.config, "is_encoder_decoder", False):
-        return make_encoder_decoder(
-            model,
-            tokenizer,
-            name,
-            src_lang=src_lang,
-            tgt_lang=tgt_lang,
-            decoder_prompt=decoder_prompt,
-        )
+    given: dict[str, Any]
     given = {"src_lang": src_lang, "tgt_lang": tgt_lang, "decoder_prompt": decoder_prompt}
+    if getattr(model.config, "is_encoder_decoder", False):
+        return make_encoder_decoder(model, tokenizer, name, **given)
     for option, value in given.items():
         if value is not None:
             raise OptionError(
@@ -167,7 +162,7 @@ def shape_of(name: str, dtype: str | torch.dtype) -> Any:
         with torch.device("meta"):
             return loader.from_config(config, dtype=_dtype(dtype))
     except Exception as error:  # whatever the libraries that read configs raise
-        raise ModelError(f"the config of {name} cannot be read: {_first_line(error)}") from error
+        raise ModelError(f"the config of {name} cannot be read: {first_line(error)}") from error
 
 
 def cache_folder() -> Path:
@@ -201,13 +196,13 @@ def _from_pretrained(
         loader = _loader(source, options)
         model: Any = loader.from_pretrained(source, dtype=dtype, **placing, **options)
     except Exception as error:  # each of the libraries that read weights has errors of its own
-        raise ModelError(f"model {name} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"model {name} cannot be loaded: {first_line(error)}") from error
     tokenizer = _tokenizer(source, name, options)
     if device_map is None:
         try:
             model = model.to(place)
         except (RuntimeError, AssertionError) as error:
-            raise OptionError(f"device {place} cannot be used: {_first_line(error)}") from error
+            raise OptionError(f"device {place} cannot be used: {first_line(error)}") from error
     return model, tokenizer
 
 
@@ -235,7 +230,7 @@ def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
         return AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
-            f"model {name} has no tokenizer that loads ({_first_line(error)}): put one beside the "
+            f"model {name} has no tokenizer that loads ({first_line(error)}): put one beside the "
             "weights, or use from_transformers(model, tokenizer)"
         ) from error
 
@@ -279,7 +274,7 @@ def _device(device: Any) -> torch.device:
 
 def _smollm2() -> str:
     """Return the folder of the embedded model, converting it first if need be."""
-    folder = cache_folder() / "smollm2-135m-instruct"
+    folder = _own(cache_folder()) / "smollm2-135m-instruct"
     if (folder / "config.json").exists():
         return str(folder)
     gguf = _smollm2_gguf()
@@ -287,13 +282,20 @@ def _smollm2() -> str:
         return SMOLLM2_HUB
     from filelock import FileLock
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(str(folder) + ".lock"):
         if not (folder / "config.json").exists():
             for left_behind in folder.parent.glob(folder.name + ".*.part"):
                 shutil.rmtree(left_behind, ignore_errors=True)  # by a conversion that was killed
             _convert(gguf, folder)
     return str(folder)
+
+
+def _own(folder: Path) -> Path:
+    """Make a folder that only its owner writes to, or see that it is one: models are run."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & stat.S_IWOTH:
+        raise ModelError(f"anybody can write to {folder}: chmod o-w it, or set BESTK_CACHE")
+    return folder
 
 
 def _smollm2_gguf() -> Path | None:
@@ -324,8 +326,3 @@ def _convert(gguf: Path, folder: Path) -> None:
         os.replace(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

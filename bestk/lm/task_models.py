@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bestk.errors import MissingExtraError, ModelError, SchemaError
+from bestk.errors import MissingExtraError, ModelError, SchemaError, first_line
 
 FORMAT = "bestk.model"
 FORMAT_VERSION = 1
@@ -110,12 +110,12 @@ def merged(model: Any, folder: Path) -> Any:
         peft.load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # each of the libraries that read weights has errors of its own
         raise ModelError(
-            f"adapter {folder} cannot be read: {_first_line(error)} (copy its files there again)"
+            f"adapter {folder} cannot be read: {first_line(error)} (copy its files there again)"
         ) from error
     try:
         return peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"adapter {folder} does not fit its base: {_first_line(error)}") from error
+        raise ModelError(f"adapter {folder} does not fit its base: {first_line(error)}") from error
 
 
 def prepare(model: Any, tokenizer: Any, card: Card) -> None:
@@ -148,11 +148,6 @@ def _special(tokenizer: Any, token: str) -> int:
             f"{token!r} is no special token of the tokenizer: it cannot end prompts or texts"
         )
     return int(tokenizer.convert_tokens_to_ids(token))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _writes(folder: Path) -> bool:

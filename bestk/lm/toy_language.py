@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 from bestk.backends.toy import Prefix, ToyBackend
 from bestk.lm.language_model import LanguageModel
@@ -49,7 +50,11 @@ class Words:
 
     chat_template = None
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(
+        self, text: str | list[str], add_special_tokens: bool = True
+    ) -> dict[str, list[Any]]:
+        if not isinstance(text, str):
+            return {"input_ids": [self(one)["input_ids"] for one in text]}
         return {"input_ids": [_word_id(word) for word in text.split()]}
 
     def batch_decode(

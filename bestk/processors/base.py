@@ -27,16 +27,19 @@ class ContextTable:
 
     With an encoder-decoder they are the decoder's prompt; `sources` are then what the encoder read,
     otherwise the same ids. `counted` is how long `generate` takes a context to be: it counts the
-    padding of a batch, a search does not. `number` is the prompt's place among the caller's.
+    padding of a batch, a search does not. `number` is the prompt's place among the caller's. Of a
+    trie, `barred` are marked nodes, sorted, and `states` the nodes of `slots` tree nodes.
     """
 
-    def __init__(self, batch: int, device: torch.device, width: int = 0) -> None:
+    def __init__(self, batch: int, device: torch.device, width: int = 0, slots: int = 0) -> None:
         whole = torch.zeros(batch, dtype=torch.int64, device=device)
         self.ids: Int[Tensor, "batch context"] = whole.new_full((batch, width), NOTHING)
         self.sources: Int[Tensor, "batch source"] = self.ids.clone()
         self.lengths: Int[Tensor, " batch"] = whole
         self.counted: Int[Tensor, " batch"] = whole.clone()
         self.number: Int[Tensor, " batch"] = whole.clone()
+        self.barred: Int[Tensor, "batch barred"] = whole.new_empty(batch, 0)
+        self.states: Int[Tensor, "batch slots"] = whole.new_zeros(batch, slots)
 
     def fill(
         self,
@@ -45,6 +48,7 @@ class ContextTable:
         source: Sequence[int],
         counted: int | None = None,
         number: int = 0,
+        barred: Sequence[int] = (),
     ) -> None:
         """Put a search's ids into its row."""
         assert len(context), "a text follows on something"
@@ -53,6 +57,7 @@ class ContextTable:
         self.lengths[row] = len(context)
         self.counted[row] = len(context) if counted is None else counted
         self.number[row] = number
+        self.barred = _filled(self.barred, row, barred)
 
     def take(self, rows: Tensor) -> ContextTable:
         """Return the rows of some searches."""

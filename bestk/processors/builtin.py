@@ -22,10 +22,14 @@ Scores = Float[Tensor, "batch nodes vocab"]
 _FIRST_WIDTHS = (256, 4096)
 
 
-class Temperature:
-    """Divides the scores."""
+class _Static:
+    """A fixed series of tensor operations; top-p is one on a GPU, where it sorts all tokens."""
 
     is_static = True
+
+
+class Temperature(_Static):
+    """Divides the scores."""
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
@@ -34,10 +38,8 @@ class Temperature:
         return scores.div_(self.temperature)
 
 
-class TopK:
+class TopK(_Static):
     """Keeps the k likeliest tokens."""
-
-    is_static = True
 
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k
@@ -47,14 +49,12 @@ class TopK:
         return scores.masked_fill_(scores < least, -math.inf)
 
 
-class TopP:
+class TopP(_Static):
     """Keeps the smallest set of likeliest tokens that holds a share p of the probability."""
 
     def __init__(self, top_p: float, min_tokens: int = 1) -> None:
         self.top_p = top_p
         self.min_tokens = min_tokens
-
-    is_static = True  # on a GPU, where the whole vocabulary is sorted
 
     def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         vocab = scores.shape[-1]
@@ -77,10 +77,8 @@ class TopP:
         return bool(((mass[..., -1] >= self.top_p) | is_whole).all())
 
 
-class MinP:
+class MinP(_Static):
     """Keeps tokens of at least a share of the likeliest one's probability."""
-
-    is_static = True
 
     def __init__(self, min_p: float, min_tokens: int = 1) -> None:
         self.log_share = math.log(min_p) if min_p > 0 else -math.inf
@@ -92,10 +90,8 @@ class MinP:
         return scores.masked_fill_(scores < least, -math.inf)
 
 
-class RepetitionPenalty:
+class RepetitionPenalty(_Static):
     """Makes every token that the context or the node's own text holds less likely."""
-
-    is_static = True
 
     def __init__(self, penalty: float) -> None:
         self.penalty = penalty
@@ -104,10 +100,8 @@ class RepetitionPenalty:
         return _penalise(scores, context.seen, self.penalty)
 
 
-class SourcePenalty:
+class SourcePenalty(_Static):
     """Makes every token of the source likelier, by `encoder_repetition_penalty`."""
-
-    is_static = True
 
     def __init__(self, penalty: float) -> None:
         self.penalty = 1 / penalty
@@ -119,10 +113,8 @@ class SourcePenalty:
         return _penalise(scores, seen, self.penalty)
 
 
-class NoRepeatNGram:
+class NoRepeatNGram(_Static):
     """Forbids tokens that would repeat an n-gram of the node's own prefix, or of its source."""
-
-    is_static = True
 
     def __init__(self, size: int, *, of_source: bool = False) -> None:
         self.size = size
@@ -140,10 +132,8 @@ class NoRepeatNGram:
         return scores.scatter_add_(2, last.clamp(min=0).expand(repeats.shape), ban)
 
 
-class SequenceBias:
+class SequenceBias(_Static):
     """Adds to the score of a token that completes one of some sequences; −inf forbids them."""
-
-    is_static = True
 
     def __init__(self, biases: Mapping[tuple[int, ...], float], device: torch.device) -> None:
         single = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
@@ -168,10 +158,8 @@ class SequenceBias:
         return scores
 
 
-class _AtPlace:
+class _AtPlace(_Static):
     """Some tokens, and the length of the context or the depth of the node at which they matter."""
-
-    is_static = True
 
     def __init__(
         self,
@@ -214,10 +202,8 @@ class Force(_AtPlace):
         return scores
 
 
-class MinLength:
+class MinLength(_Static):
     """Forbids the ids that end a text before a length, context included, is reached."""
-
-    is_static = True
 
     def __init__(self, length: int, eos_ids: Sequence[int], device: torch.device) -> None:
         self.min_length = length
@@ -229,10 +215,8 @@ class MinLength:
         return scores
 
 
-class ExponentialDecayLength:
+class ExponentialDecayLength(_Static):
     """Raises the ids that end a text, ever more from a length on."""
-
-    is_static = True
 
     def __init__(
         self, start: int, factor: float, eos_ids: Sequence[int], device: torch.device
@@ -249,20 +233,16 @@ class ExponentialDecayLength:
         return scores
 
 
-class Normalise:
+class Normalise(_Static):
     """Makes the scores log-probabilities again."""
-
-    is_static = True
 
     def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         total = scores.logsumexp(dim=-1, keepdim=True)
         return scores.sub_(total.masked_fill(total == -math.inf, 0.0))
 
 
-class RemoveInvalid:
+class RemoveInvalid(_Static):
     """Makes NaN 0 and infinite scores finite, by `remove_invalid_values`."""
-
-    is_static = True
 
     def __call__(self, context: NodeContext, scores: Scores) -> Scores:
         return scores.nan_to_num_(nan=0.0)

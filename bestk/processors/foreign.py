@@ -100,6 +100,12 @@ class AllowedTokens:
             nodes = zip(rows.tolist(), places.tolist(), ids, strict=True)
             for row, place, prefix in nodes:
                 tokens = torch.as_tensor(list(self.allowed(numbers[row], prefix)))
+                bad = (tokens < 0) | (tokens >= scores.shape[-1])
+                if bad.any():
+                    raise OptionError(
+                        f"prefix_allowed_tokens_fn must name ids from 0 to {scores.shape[-1] - 1}, "
+                        f"got {tokens[bad][0]} for prompt {numbers[row]} after {len(prefix)} tokens"
+                    )
                 keep[row, place, tokens.to(keep.device, torch.int64)] = True
         return scores.masked_fill_(~keep, -math.inf)
 

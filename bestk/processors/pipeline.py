@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from bestk.processors import builtin
 from bestk.processors.base import LogitsProcessor
 from bestk.processors.foreign import AllowedTokens
 from bestk.processors.translate import Target, translate
+
+if TYPE_CHECKING:
+    from bestk.constraints.allowed import Allowed
 
 AllowedTokensFn = Callable[[int, Tensor], Iterable[int]]
 
@@ -34,6 +37,8 @@ class Hooks:
     stopping_criteria: Sequence[Any] = ()
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None
     constraints: Sequence[Any] = ()
+    allowed: Allowed | None = None
+    renormalize: bool = True  # among the tokens that prefix_allowed_tokens_fn names
     counted_length: int | None = None
     eos_ids: tuple[int, ...] | None = None
 
@@ -55,7 +60,9 @@ class Hooks:
         """Name the objects, for signatures."""
         objects = [*self.logits_processor, *self.stopping_criteria, *self.constraints]
         names = [getattr(one, "__name__", type(one).__name__) for one in objects]
-        return (*names, "prefix_allowed_tokens_fn") if self.prefix_allowed_tokens_fn else (*names,)
+        if self.prefix_allowed_tokens_fn:
+            names.append("prefix_allowed_tokens_fn" + ("" if self.renormalize else "(raw)"))
+        return (*names, str(self.allowed)) if self.allowed else (*names,)
 
 
 def processors_of(
@@ -82,7 +89,7 @@ def processors_of(
         config.encoder_no_repeat_ngram_size is not None
         and builtin.NoRepeatNGram(config.encoder_no_repeat_ngram_size, of_source=True),
         bool(bad_words) and builtin.SequenceBias(dict.fromkeys(bad_words, -torch.inf), device),
-        allowed is not None and AllowedTokens(allowed),
+        allowed is not None and hooks.renormalize and AllowedTokens(allowed),
         config.forced_bos_token_id is not None
         and builtin.Force([config.forced_bos_token_id], device, at_depth=0),
         bool(config.forced_eos_token_id)

@@ -74,7 +74,7 @@ def lm(monkeypatch: pytest.MonkeyPatch) -> bestk.LanguageModel:
     return model
 
 
-SMALL = ("--beam-size", "2", "--max-new-tokens", "4", "--k", "2")
+SMALL = ("--beam-size", "2", "--max-new-tokens", "4", "--k", "2", "--policy", "best-k")
 
 
 def test_help_opens_with_an_example_that_runs(cli: Any, lm: bestk.LanguageModel) -> None:
@@ -140,14 +140,47 @@ def test_progress_shows_in_a_terminal_only(
     assert "searching" not in out
 
 
-def test_num_texts_says_how_to_see_the_rest(cli: Any, lm: bestk.LanguageModel) -> None:
+def test_num_texts_are_so_many(cli: Any, lm: bestk.LanguageModel) -> None:
     _, out, _ = cli("generate", *SMALL, "-n", "1", "colours")
-    assert out.splitlines()[:2] == ["1  -0.511  blue sky", "4 more: -n 5 shows all"]
+    assert out.splitlines()[:2] == ["1  -0.511  blue sky", ""]
+
+
+def test_ten_texts_are_asked_for_where_nobody_names_algorithm_2(
+    cli: Any, lm: bestk.LanguageModel
+) -> None:
+    told = json.loads(cli("generate", "--max-new-tokens", "4", "--json", "colours")[1])
+    wanted = bestk.search(lm, "colours", num_texts=10, max_new_tokens=4)
+    assert told["signature"] == wanted.signature
+    assert [entry["text"] for entry in told["hypotheses"]] == wanted.texts
+    assert len(wanted.texts) == 10
+    named = json.loads(cli("generate", "--scoring", "last", "--json", "colours")[1])
+    assert "score:last" in named["signature"]
+    lines = cli("generate", "--max-new-tokens", "4", "colours")[1].splitlines()
+    shown = [line.strip().split("  ")[-1] for line in lines[:10]]
+    cut = [text.text.strip() + " …" * (not text.is_complete) for text in wanted.hypotheses]
+    assert shown == cut
+
+
+def test_a_stream_of_n_ends_with_what_was_cut(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, _ = cli("generate", "--stream", "-n", "6", "--max-new-tokens", "4", "colours")
+    assert code == 0
+    lines = out.partition("\n\n")[0].splitlines()
+    assert len(lines) == len(set(lines)) == 6
+    streamed = bestk.stream(lm, "colours", num_texts=6, max_new_tokens=4)
+    assert [line.split("  ")[1] for line in lines] == [text.text.strip() for text in streamed]
 
 
 def test_diverse_texts_are_those_of_search(cli: Any, lm: bestk.LanguageModel) -> None:
     wanted = bestk.search(
-        lm, "x", beam_size=2, max_new_tokens=4, k=2, num_texts=3, select="diverse", diversity=0.9
+        lm,
+        "x",
+        beam_size=2,
+        max_new_tokens=4,
+        k=2,
+        num_texts=3,
+        policy="best-k",
+        select="diverse",
+        diversity=0.9,
     )
     assert wanted.texts != bestk.search(lm, "x", beam_size=2, max_new_tokens=4, k=2).texts[:3]
     arguments = ("generate", *SMALL, "--select", "diverse", "--diversity", "0.9", "x")
@@ -156,8 +189,7 @@ def test_diverse_texts_are_those_of_search(cli: Any, lm: bestk.LanguageModel) ->
     assert data["signature"] == wanted.signature
     lines = cli(*arguments, "-n", "3")[1].splitlines()
     assert [line.split("  ")[-1] for line in lines[:3]] == [text.strip() for text in wanted.texts]
-    assert lines[3] == "2 more: -n 5 shows all"
-    assert len(json.loads(cli(*arguments, "--json")[1])["hypotheses"]) == 5
+    assert lines[3] == ""
 
 
 def test_reranked_texts_show_the_score_that_orders_them(
@@ -282,7 +314,7 @@ BAD = {
     ("generate", "--min-prob", "1.5", "x"): "min_prob is a probability, from 0 to 1, got 1.5",
     ("generate", "--min-prob", "nan", "x"): "min_prob must be finite, got nan",
     ("generate", "--k", "many", "x"): "Invalid value for '--k'",
-    ("generate", "--num-texts", "0", "x"): "Invalid value for '--num-texts'",
+    ("generate", "--num-texts", "0", "x"): "num_texts must be at least 1, got 0",
     (
         "generate",
         "--beamsize",
@@ -296,7 +328,7 @@ BAD = {
     ("generate", "--stop-id", "77", "x"): "stop_ids go from 0 to 4, got 77",
     ("generate", "--output", "/no/such/folder/x.json", "x"): "cannot write /no/such/folder/x.json",
     ("generate", "--stream", "--json", "x"): "give it without --json",
-    ("generate", "--stream", "--rerank", "mbr-chrf", "x"): "-n, --select, --rerank",
+    ("generate", "--stream", "--rerank", "mbr-chrf", "x"): "--select, --rerank",
     ("generate", "--select", "divers", "x"): "unknown select 'divers': did you mean 'diverse'?",
     ("generate", "--diversity", "2", "x"): "diversity goes from 0 (quality alone) to 1, got 2",
     ("generate", "--rerank", "mbr-chr", "x"): "unknown reranker 'mbr-chr': did you mean 'mbr-chrf'",
@@ -364,7 +396,7 @@ def test_ctrl_c_keeps_what_was_found(cli: Any, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("bestk.load", lambda *_, **__: toy(distribution))
     before = signal.getsignal(signal.SIGINT)
-    code, out, err = cli("generate", "--json", "x")
+    code, out, err = cli("generate", "--policy", "best-k", "--json", "x")
     assert (code, err) == (130, "")
     data = json.loads(out)
     assert [entry["text"] for entry in data["hypotheses"]] == [" blue sky", " red", " blue"]
@@ -448,7 +480,7 @@ class TestConstraints:
 
 
 def test_no_text_at_all_says_why_on_stderr(cli: Any, lm: bestk.LanguageModel) -> None:
-    code, out, err = cli("generate", "--max-new-tokens", "1", "--json", "x")
+    code, out, err = cli("generate", "--policy", "best-k", "--max-new-tokens", "1", "--json", "x")
     assert code == 0
     assert json.loads(out)["hypotheses"] == []
     assert err == (

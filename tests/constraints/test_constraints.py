@@ -23,10 +23,10 @@ from bestk.backends.children import with_forced
 from bestk.backends.toy import ToyBackend
 from bestk.constraints import constraints_of
 from bestk.constraints.grammar import GrammarConstraint
-from bestk.constraints.include import Inclusion
+from bestk.constraints.include import MustInclude
 from bestk.constraints.phrases import Phrase, spellings
 from bestk.constraints.states import PrefixStates
-from bestk.engine.request import requests_of
+from bestk.engine.request import Request, requests_of
 from bestk.errors import MissingExtraError, OptionError
 from bestk.nodes import Children
 
@@ -67,6 +67,13 @@ def writer(seed: int, likely: str = '"}],: 0123456789abct') -> ToyBackend:
 @pytest.fixture
 def lm(tokenizer: Any) -> bestk.LanguageModel:
     return bestk.LanguageModel(writer(0), tokenizer)
+
+
+def own_constraints(request: Request) -> tuple[Any, ...]:
+    """The constraints that a request's search is run with, with what they keep."""
+    constraints = request.evaluation.constraints
+    assert constraints is not None
+    return constraints.constraints
 
 
 # Phrases
@@ -158,11 +165,11 @@ def test_every_text_holds_all_phrases_and_no_mass_is_lost(
         min_new_tokens=min_new_tokens,
     )
     under_way = bestk.Run(toy, [[1], [2, 3]], config)
-    for step in under_way:
-        ledger = step.searches.ledger
-        total = ledger.completed + ledger.truncated + ledger.pruned_prob + ledger.pruned_frontier
-        off = (total + step.searches.frontier_mass() - 1).abs().max()
-        assert off < 1e-6, f"probability was lost or made at step {step.index}"
+    for update in under_way:
+        assert update.row is not None
+        standing = update.row.standing
+        off = abs(standing.mass.total - 1)
+        assert off < 1e-6, f"probability was lost or made at step {standing.step}"
     for result in under_way.results():
         for hypothesis in result.hypotheses:
             assert all(Phrase(phrase).is_in(hypothesis.text) for phrase in phrases)
@@ -186,7 +193,8 @@ def test_progress_of_every_node_equals_a_fresh_count() -> None:
     under_way = bestk.Run(toy, [[1], [2]], config)
     for _ in under_way:
         pass
-    (rule,) = [rule for rule in under_way.searches.rules if isinstance(rule, Inclusion)]
+    (rule,) = own_constraints(under_way.requests[0])
+    assert isinstance(rule, MustInclude)
     num_nodes = 0
     for result in under_way.results():
         assert result.tree is not None
@@ -211,7 +219,7 @@ def test_progress_of_every_node_equals_a_fresh_count() -> None:
 
 
 def test_a_begun_word_that_grows_loses_its_bonus(lm: bestk.LanguageModel) -> None:
-    rule = Inclusion(bestk.SearchConfig(must_include=["dog"]), lm)
+    rule = MustInclude(bestk.SearchConfig(must_include=["dog"]), lm)
     earned = {text: rule.earned(rule.states[tuple(lm.spell(text))]) for text in _starts("a dogma")}
     assert earned["a d"] == pytest.approx(0.5 / 4 * 2), "two of the tokens of ' dog'"
     assert earned["a dog"] == 0.5
@@ -359,8 +367,7 @@ def test_masks_of_every_node_equal_those_of_a_fresh_matcher(lm: bestk.LanguageMo
     config = bestk.SearchConfig(grammar='root ::= "a" root "b" | "c" | [0-9]+', max_new_tokens=10)
     results = bestk.search(lm, ["x", "yy"], config)
     constraint = GrammarConstraint(config, lm)
-    (request,) = requests_of(lm, ["x"], config)
-    (own,) = request.evaluation.constraints.constraints  # type: ignore[union-attr]
+    (own,) = own_constraints(*requests_of(lm, ["x"], config))
     kept = own.states
     num_nodes = 0
     for result in results:

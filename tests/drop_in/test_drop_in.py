@@ -26,6 +26,7 @@ from bestk.rerank.select import select
 VOCAB, EOS, PAD = 24, 0, 1
 ROOT = Path(bestk.__file__).parent.parent
 SEARCH: dict[str, Any] = {"k": 3, "beam_size": 10, "min_prob": 0.02, "num_texts": 6}
+ALGORITHM_2: dict[str, Any] = {"policy": "best-k"}  # of which num_texts are returned
 PADDED = torch.tensor([[PAD, PAD, 3, 4, 5], [7, 8, 9, 2, 6], [PAD, PAD, PAD, PAD, 12]])
 MASK = (PADDED != PAD).long()
 WHOLE = torch.tensor([[3, 4, 5, 3, 4], [7, 8, 9, 2, 6]])
@@ -66,7 +67,7 @@ def texts_of(output: torch.Tensor, prompt_length: int) -> list[tuple[int, ...]]:
 
 
 def test_rows_are_those_of_search(model: Any) -> None:
-    output = run(model, PADDED, attention_mask=MASK)
+    output = run(model, PADDED, attention_mask=MASK, **ALGORITHM_2)
     assert output.dtype == torch.int64
     assert output.shape[0] == 3 * 6
     options = {name: value for name, value in SEARCH.items() if name != "num_texts"}
@@ -81,7 +82,7 @@ def test_rows_are_those_of_search(model: Any) -> None:
 
 
 def test_output_class_and_scores(model: Any) -> None:
-    output = run(model, return_dict_in_generate=True)
+    output = run(model, return_dict_in_generate=True, **ALGORITHM_2)
     assert isinstance(output, GenerateBeamDecoderOnlyOutput)
     assert output.sequences_scores.shape == (12,)
     assert output.num_found.tolist() == [6, 6]
@@ -96,7 +97,7 @@ def test_scores_are_those_of_beam_search(model: Any, length_penalty: float) -> N
     beams = model.generate(
         input_ids=WHOLE, num_beams=12, num_return_sequences=12, early_stopping="never", **common
     )
-    ours = run(model, num_texts=20, beam_size=20, **common)
+    ours = run(model, num_texts=20, beam_size=20, **common, **ALGORITHM_2)
     found = {
         (row // 20, text): float(ours.sequences_scores[row])
         for row, text in enumerate(texts_of(ours.sequences, 5))
@@ -114,7 +115,8 @@ def test_scores_are_those_of_beam_search(model: Any, length_penalty: float) -> N
 
 
 def test_rank_by_wins_over_length_penalty(model: Any) -> None:
-    output = run(model, rank_by="sum", length_penalty=2.0, return_dict_in_generate=True)
+    options: dict[str, Any] = {"length_penalty": 2.0, "return_dict_in_generate": True}
+    output = run(model, rank_by="sum", **options, **ALGORITHM_2)
     result = bestk.search(
         bestk.from_transformers(model),
         WHOLE[0].tolist(),
@@ -125,6 +127,68 @@ def test_rank_by_wins_over_length_penalty(model: Any) -> None:
         min_prob=0.02,
     )
     assert output.sequences_scores[0] == pytest.approx(result.hypotheses[0].log_prob, abs=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
+def test_n_rows_for_n_texts(model: Any, n: int) -> None:
+    """Rows are what `bestk.search` finds for n, none is padding, and those cut off have no end."""
+    options: dict[str, Any] = {"num_texts": n, "min_prob": 0.02}
+    output = model.generate(
+        input_ids=PADDED,
+        attention_mask=MASK,
+        custom_generate=bestk.generate,
+        max_new_tokens=6,
+        return_dict_in_generate=True,
+        **options,
+    )
+    assert output.num_found.tolist() == [n] * 3
+    assert bool(output.sequences_scores.isfinite().all())
+    rows, scores = output.sequences.view(3, n, -1), output.sequences_scores.view(3, n)
+    num_cut = 0
+    for row, mask in enumerate(MASK.bool()):
+        prompt = PADDED[row][mask].tolist()
+        result = bestk.search(bestk.from_transformers(model), prompt, max_new_tokens=6, **options)
+        assert len(set(result.texts)) == n
+        for ids, score, text in zip(rows[row], scores[row], result.hypotheses, strict=True):
+            assert ids[:5].tolist() == PADDED[row].tolist()
+            assert ids[5 : 5 + text.num_tokens].tolist() == list(text.token_ids)
+            assert bool((ids[5 + text.num_tokens :] == PAD).all())
+            assert float(score) == pytest.approx(text.log_prob / text.num_tokens, abs=1e-5)
+            assert text.is_complete == (text.token_ids[-1] == EOS)
+            assert text.is_complete or text.num_tokens == 6
+            num_cut += not text.is_complete
+    assert n < 12 or num_cut, "no text was cut off, so nothing is shown of them"
+
+
+def test_n_is_generates_own_number(model: Any) -> None:
+    """`num_return_sequences` says n where `num_texts` does not; one alone asks for nothing."""
+    common: dict[str, Any] = {"input_ids": WHOLE, "max_new_tokens": 6}
+    common["custom_generate"] = bestk.generate
+    beams = {"num_beams": 7, "num_return_sequences": 7}
+    named = model.generate(**common, num_texts=7)
+    assert named.shape[0] == 14
+    assert torch.equal(model.generate(**common, **beams), named)
+    fewer = model.generate(**common, **beams, num_texts=3)
+    assert torch.equal(fewer, model.generate(**common, num_texts=3, beam_size=7))
+    plain = model.generate(**common)
+    best = model.generate(**common, num_texts=1, k=5, beam_size=10, **ALGORITHM_2)
+    assert torch.equal(plain, best), "without n it is Algorithm 2"
+
+
+def test_choosing_needs_n_before_anything_is_searched(model: Any) -> None:
+    calls: list[int] = []
+    hook = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    try:
+        with pytest.raises(OptionError, match="select='diverse' needs num_texts"):
+            model.generate(
+                input_ids=WHOLE,
+                custom_generate=bestk.generate,
+                max_new_tokens=6,
+                select="diverse",
+            )
+    finally:
+        hook.remove()
+    assert not calls
 
 
 def test_beam_arguments_carry_over(model: Any) -> None:
@@ -151,7 +215,12 @@ def test_beam_arguments_carry_over(model: Any) -> None:
 def test_fewer_texts_than_asked(model: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "bestk"):
         output = run(
-            model, num_texts=50, beam_size=2, max_new_tokens=4, return_dict_in_generate=True
+            model,
+            num_texts=50,
+            beam_size=2,
+            max_new_tokens=4,
+            return_dict_in_generate=True,
+            **ALGORITHM_2,
         )
     found = output.num_found.tolist()
     assert 0 < min(found) <= max(found) < 50
@@ -166,8 +235,12 @@ def test_fewer_texts_than_asked(model: Any, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_no_text_at_all(model: Any) -> None:
-    output = run(model, eos_token_id=23, min_new_tokens=6, pad_token_id=PAD, num_texts=2)
+    options = {"eos_token_id": 23, "min_new_tokens": 6, "pad_token_id": PAD, "num_texts": 2}
+    output = run(model, **options, **ALGORITHM_2)
     assert output.tolist() == [[PAD] * 5] * 4
+    cut = run(model, **options)
+    assert cut.shape == (4, 5 + 6), "asked for n, texts that are cut off are texts"
+    assert len({tuple(row) for row in cut.tolist()}) == 4
 
 
 def test_eos_of_the_call_replaces_the_models(model: Any) -> None:
@@ -338,9 +411,10 @@ def test_text_options_need_the_tokenizer(model: Any) -> None:
 
 def test_texts_that_differ(model: Any) -> None:
     """`select` and `diversity` as in `bestk.rerank.select`."""
-    pool = run(model, num_texts=100, return_dict_in_generate=True)
-    chosen = run(model, num_texts=4, select="diverse", diversity=0.9, return_dict_in_generate=True)
-    plain = run(model, num_texts=4)
+    options: dict[str, Any] = {"return_dict_in_generate": True, **ALGORITHM_2}
+    pool = run(model, num_texts=100, **options)
+    chosen = run(model, num_texts=4, select="diverse", diversity=0.9, **options)
+    plain = run(model, num_texts=4, **ALGORITHM_2)
     assert not torch.equal(chosen.sequences, plain)
     for row in range(2):
         texts = texts_of(pool.sequences[100 * row : 100 * row + 100], 5)
@@ -665,3 +739,24 @@ def test_page_runs(smollm2: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch
     assert len(scope["output"]) == 10
     exec(blocks["Processors and stopping criteria"][0], scope)
     assert "|hooks:MinPLogitsWarper,StopStringCriteria|" in scope["result"].signature
+
+
+def test_every_row_is_an_item_of_a_trie() -> None:
+    model = tiny.model("llama")
+    prompts = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    trie = bestk.Trie.from_sequences([(i, j) for i in range(3, 40) for j in range(3, 9)])
+    options: dict[str, Any] = {"certify": 4, "exclude": [[0, 1], []]}
+    ids = model.generate(
+        prompts,
+        custom_generate=bestk.generate,
+        allowed=trie,
+        num_texts=4,
+        max_new_tokens=4,
+        budget=300,
+        **options,
+    )
+    found = bestk.search(
+        bestk.from_transformers(model), prompts.tolist(), allowed=trie, num_texts=4, **options
+    )
+    expected = [[*h.token_ids] for result in found for h in result.hypotheses]
+    assert ids[:, 3:5].tolist() == expected

@@ -93,6 +93,15 @@ def walk(model: Any, row: int, ids: torch.Tensor, processors: list[Any]) -> list
     return found
 
 
+def up_to_end(ids: torch.Tensor, eos: int, most: int) -> torch.Tensor:
+    """Leave the padding out: after the end, or nothing after a text that was cut off."""
+    ends = (ids[1:] == eos).nonzero()
+    if len(ends):
+        return ids[: int(ends[0]) + 2]
+    assert len(ids) == 1 + most, "a text that does not end has all the tokens there may be"
+    return ids
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "forced tokens": {"forced_bos_token_id": 11, "forced_eos_token_id": EOS},
@@ -102,8 +111,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("policy", ["best-k", "diverse"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_text_is_one_of_generates(model: Any, name: str) -> None:
+def test_every_text_is_one_of_generates(model: Any, name: str, policy: str) -> None:
     prepared: list[Any] = []
 
     def keep(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any:
@@ -118,17 +128,19 @@ def test_every_text_is_one_of_generates(model: Any, name: str) -> None:
         max_new_tokens=6,
         length_penalty=0.0,
         return_dict_in_generate=True,
+        policy=policy,
         **SEARCH,
         **OPTIONS[name],
     )
     assert isinstance(output, GenerateBeamEncoderDecoderOutput)
     assert output.num_found.tolist() != [0, 0]
+    assert policy == "best-k" or output.num_found.tolist() == [5, 5]
     sequences, scores = output.sequences.view(2, 5, -1), output.sequences_scores.view(2, 5)
     for row, count in enumerate(output.num_found.tolist()):
         for number in range(count):
             ids = sequences[row, number]
-            ends = (ids[1:] == EOS).nonzero()
-            ids = ids[: int(ends[0]) + 2]
+            assert policy == "diverse" or EOS in ids[1:], "only who asks for n gets cut texts"
+            ids = up_to_end(ids, EOS, 6)
             start = model.generation_config.decoder_start_token_id
             assert ids[0] == start, "texts begin with the decoder's start token"
             plain = walk(model, row, ids, prepared)
@@ -292,7 +304,7 @@ def test_other_families(family: str) -> None:
     for row, count in enumerate(output.num_found.tolist()):
         for number in range(count):
             ids = sequences[row, number]
-            ids = ids[: int((ids[1:] == eos).nonzero()[0]) + 2]
+            ids = up_to_end(ids, eos, 5)
             with torch.no_grad():
                 logits = model(
                     **{name: value[row : row + 1] for name, value in inputs.items()},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import tiny
 import torch
 from conftest import random_toy
+from stepping import steps
 from toys import Words, search_ids, table_lm
 
 import bestk
-from bestk.backends.toy import ToyBackend
+from bestk.backends.toy import ToyBackend, ToySession
 from bestk.errors import (
     BestKError,
     ModelError,
@@ -22,6 +24,7 @@ from bestk.errors import (
     PromptError,
     SearchInterrupted,
 )
+from bestk.nodes import BatchSpec, NodeBatch
 
 LM = table_lm({}, [0.4, 0.3, 0.3], "yes", "no")
 
@@ -243,37 +246,45 @@ class TestBrokenModels:
         assert "float32" in text
 
 
-class Failing:
+class Failing(ToyBackend):
     """A backend whose sessions fail at one of their calls."""
 
     def __init__(self, error: BaseException, at: int) -> None:
         self.inner = random_toy(2, vocab_size=6)
+        super().__init__(self.inner.distribution, vocab_size=6)
         self.error, self.at, self.calls, self.is_closed = error, at, 0, False
         self.num_started = 0
-        self.name, self.vocab_size, self.eos_ids = "failing", 6, (0,)
-        self.max_length, self.device = None, torch.device("cpu")
 
-    def start(self, prompts: Any, room: Any, shaper: Any = None) -> Failing:
+    def start(
+        self, prompts: Sequence[Sequence[int]], spec: BatchSpec, prompt_size: int = 0
+    ) -> FailingSession:
         self.num_started += 1
         if self.at < 0:
             raise self.error.with_traceback(None)
-        self.session = self.inner.start(prompts, room)
-        return self
+        return FailingSession(self, [tuple(prompt) for prompt in prompts])
 
-    def root(self, group: Any) -> Any:
-        return self._call(self.session.root, group)
-
-    def expand(self, group: Any) -> Any:
-        return self._call(self.session.expand, group)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def _call(self, call: Any, group: Any) -> Any:
+    def see(self) -> None:
         self.calls += 1
         if self.calls > self.at:
             raise self.error.with_traceback(None)
-        return call(group)
+
+
+class FailingSession(ToySession):
+    """Tells its backend of every call before it is answered."""
+
+    backend: Failing
+
+    def prefill(self, nodes: NodeBatch, prompts: Mapping[int, Any], *, whole: bool) -> Any:
+        self.backend.see()
+        return super().prefill(nodes, prompts, whole=whole)
+
+    def evaluate(self, nodes: NodeBatch, *, whole: bool) -> Any:
+        self.backend.see()
+        return super().evaluate(nodes, whole=whole)
+
+    def close(self) -> None:
+        super().close()
+        self.backend.is_closed = True
 
 
 MEMORY = [
@@ -308,16 +319,19 @@ class TestOutOfMemory:
             assert result.mass.total == pytest.approx(1), "popped nodes were lost"
             assert result.cost.expanded <= 1 + 3 * max(at - 1, 0)
         if at == 4:
-            steps = iter(bestk.Run(bestk.LanguageModel(backend.inner), [[1], [2]], first.config))
-            *_, last = (next(steps) for _ in range(at))
-            assert first.cost.expanded == int(last.searches.tree.count[0])
-            assert first.num_completions == int(last.searches.num_completions[0]) > 0
+            healthy = steps(bestk.LanguageModel(backend.inner), [[1], [2]], first.config)
+            *_, (_, _, last) = itertools.islice(healthy, at)
+            assert first.cost.expanded == int(last.tree.count[0])
+            assert first.num_completions == int(last.num_completions[0]) > 0
 
-    def test_under_way_says_how_many_were_searched_at_once(self) -> None:
-        lm = bestk.LanguageModel(Failing(MEMORY[0], at=2))
-        run = bestk.Run(lm, [[1], [2]], bestk.SearchConfig())
-        with pytest.raises(OutOfMemoryError, match=r"lower batch_size \(now 2\), k \(5\)"):
+    def test_a_run_says_so_when_one_search_alone_did_not_fit(self) -> None:
+        backend = Failing(MEMORY[0], at=2)
+        run = bestk.Run(bestk.LanguageModel(backend), [[1], [2]], bestk.SearchConfig())
+        with pytest.raises(OutOfMemoryError, match=r": lower k \(5\)") as caught:
             list(run)
+        assert backend.num_started == 2, "two were searched at once, then one"
+        assert caught.value.partial == run.results()
+        assert [result.cost.expanded > 0 for result in run.results()] == [True, True]
 
     def test_before_the_first_step(self) -> None:
         with pytest.raises(OutOfMemoryError) as caught:

@@ -17,7 +17,10 @@ from test_batching import assert_same, facts
 import bestk
 from bestk.backends.base import Capabilities
 from bestk.backends.toy import ToySession
+from bestk.baselines import requests_for, results_of, run_method
 from bestk.core.best_k import BestK
+from bestk.core.diverse import Diverse
+from bestk.core.methods import policy_of
 from bestk.core.policy import Shape
 from bestk.engine.request import requests_of
 from bestk.engine.scheduler import Scheduler
@@ -52,22 +55,29 @@ def drive(
     return results, dropped, sizes
 
 
+def alone(lm: bestk.LanguageModel, prompt: list[int], **options: Any) -> bestk.SearchResult:
+    """Search by itself; of n texts none is chosen yet."""
+    (request,) = requests_of(lm, [prompt], bestk.SearchConfig(**OPTIONS | options))
+    return results_of(Scheduler(1).run([request]))[request]
+
+
 def prompts_of(vocab_size: int, number: int) -> list[list[int]]:
     source = random.Random(number)
     return [[source.randrange(1, vocab_size) for _ in range(n * 3 % 11 + 1)] for n in range(number)]
 
 
-@settings(deadline=None, max_examples=6)
-@given(seed=st.integers(0, 10_000), most=st.integers(1, 6))
-def test_toy_searches_end_as_alone(seed: int, most: int) -> None:
+@settings(deadline=None, max_examples=12)
+@given(seed=st.integers(0, 10_000), most=st.integers(1, 6), n=st.sampled_from([None, 3]))
+def test_toy_searches_end_as_alone(seed: int, most: int, n: int | None) -> None:
     lm = bestk.LanguageModel(random_toy(11, vocab_size=8))
     prompts = prompts_of(8, 8)
-    results, dropped, sizes = drive(lm, prompts, most, seed, max_frontier=9)
+    options = {"max_frontier": 9, "num_texts": n}
+    results, dropped, sizes = drive(lm, prompts, most, seed, **options)
     assert results.keys() | dropped == set(range(8))
     assert not results.keys() & dropped
     assert max(sizes) <= most
     for number, result in results.items():
-        assert facts(result) == facts(bestk.search(lm, prompts[number], **OPTIONS, max_frontier=9))
+        assert facts(result) == facts(alone(lm, prompts[number], **options))
 
 
 @pytest.mark.parametrize("family", ["llama", "bloom"])
@@ -137,14 +147,69 @@ def test_no_row_idles_and_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch)
     assert not scheduler.batches, "nobody searches: nothing is held"
 
 
-def test_every_tensor_with_a_row_per_search_moves() -> None:
+@pytest.mark.parametrize("how", ["BS", "DBS", "Ncls0.8", "BNcls0.8"])
+def test_beams_and_samples_do_not_begin_where_others_have_ended(how: str) -> None:
+    """They know nothing of searches that come later, nor when nobody is left."""
+    lm = bestk.LanguageModel(random_toy(11, vocab_size=8))
+    config = bestk.SearchConfig(max_new_tokens=5)
+    one, two, three = requests_for(lm, [[1], [2, 3], [4]], how, config)
+    scheduler = Scheduler(1)
+    scheduler.add(one)
+    scheduler.step()
+    scheduler.cancel(one)
+    for request in (two, three):  # after one that was dropped, and after one that ended
+        scheduler.add(request)
+    found = {}
+    while scheduler.has_work:
+        found |= results_of(scheduler.step())
+    assert found.keys() == {two, three}
+    for request, result in found.items():
+        assert facts(result) == facts(run_method(lm, request.prompt, how, config))
+
+
+def test_searches_for_n_and_algorithm_2_in_one_scheduler() -> None:
+    """Every one finds what it finds alone, whoever else is there, and all at once."""
+    lm = bestk.LanguageModel(random_toy(11, vocab_size=8))
+    prompts, wanted = prompts_of(8, 12), [None, 3, 3, 7]
+    configs = [
+        bestk.SearchConfig(
+            max_new_tokens=5, num_texts=wanted[i % 4], rank_by=["mean", "sum"][i % 2]
+        )
+        for i in range(12)
+    ]
+    requests = [
+        requests_of(lm, [prompt], config)[0]
+        for prompt, config in zip(prompts, configs, strict=True)
+    ]
+    for scheduler in (Scheduler(4), Scheduler(5, serves=True), Scheduler()):
+        order = random.Random(str(scheduler.most_rows)).sample(requests, 12)
+        for request in order:
+            scheduler.add(request)
+        found, kinds = {}, set()
+        while scheduler.has_work:
+            found |= results_of(scheduler.step())
+            kinds.add(len({batch.key for batch in scheduler.batches}))
+        assert max(kinds) >= 3, "they did not run at the same time"
+        for request, config in zip(requests, configs, strict=True):
+            (other,) = requests_of(lm, [request.prompt], config)
+            expected = results_of(Scheduler(1).run([other]))[other]
+            assert facts(found[request]) == facts(expected)
+            assert len(expected.hypotheses) >= (config.num_texts or 1)
+        scheduler.close()
+
+
+@pytest.mark.parametrize("n", [None, 4])
+def test_every_tensor_with_a_row_per_search_moves(n: int | None) -> None:
     """A column that somebody adds and forgets in `columns` would be left behind."""
     cpu, size = torch.device("cpu"), 37  # no other size in a search
     shape = Shape(batch=size, vocab_size=8, stop_ids=(0,), device=cpu)
-    policy = BestK(bestk.SearchConfig(**OPTIONS), shape)
+    policy = policy_of(bestk.SearchConfig(**OPTIONS, num_texts=n), shape)
+    assert isinstance(policy, BestK)
+    assert isinstance(policy, Diverse) == (n is not None)
     search = policy.search
     known = {tensor.data_ptr() for tensor in policy.columns()}
-    for holder in (search, search.tree, search.frontier, search.frontier.nodes, search.ledger):
+    holders = (policy, search, search.tree, search.frontier, search.frontier.nodes, search.ledger)
+    for holder in holders:
         for name, value in vars(holder).items():
             if isinstance(value, torch.Tensor) and value.ndim and value.shape[0] == size:
                 base = value if value._base is None else value._base

@@ -110,6 +110,7 @@ def test_broken_json(text: str) -> None:
 
 # For every setting a value that is not its default.
 CHANGED: dict[str, Any] = {
+    "policy": "another",
     "k": 4, "beam_size": 9, "max_new_tokens": 29, "min_new_tokens": 1, "budget": 299,
     "scoring": "sum", "length_alpha": 0.5, "decay": "log", "decay_weight": 0.06,
     "decay_power": 0.6, "min_prob": 0.06, "min_children": 2, "max_children": 3,
@@ -155,7 +156,7 @@ def test_a_result_without_its_tree() -> None:
 
 def test_records_hold_their_own_slots_and_memory_alone() -> None:
     tree = Tree(2, 4, 2, 3, torch.device("cpu"))
-    tree.plant(torch.arange(2))
+    tree.roots(torch.arange(2))
     tree.count[:] = torch.tensor([3, 1])
     tree.child_state[:] = int(State.OPEN)  # beyond a search's count that means nothing
     tree.child_token[:] = torch.arange(2 * 5 * 3).view(2, 5, 3)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -411,3 +413,13 @@ class TestPool:
         for _ in range(2):
             bestk.search(lm, [[3]])
         assert lm.backend.sizes == [1, 1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": "2"}, {"must_include": ["3"]}, {"top_k": 3}])
+def test_a_model_that_nobody_names_is_gone(options: dict[str, Any]) -> None:
+    lm = bestk.LanguageModel(random_toy(5, vocab_size=8))
+    gone = [weakref.ref(lm), weakref.ref(lm.backend)]
+    bestk.search(lm, [[1], [2, 3]], **OPTIONS, **options)
+    del lm
+    gc.collect()
+    assert [model() for model in gone] == [None, None]

@@ -61,7 +61,7 @@ def test_a_name_is_sized_up_as_the_model_is_when_loaded(tmp_path: Path) -> None:
     assert halved.token_bytes * 2 == named.token_bytes
 
 
-def test_lanes_are_those_of_auto_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_those_of_auto_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     from bestk.backends.base import Memory
     from bestk.engine.memory import rows_for
     from bestk.engine.request import requests_of
@@ -73,9 +73,11 @@ def test_lanes_are_those_of_auto_batch_size(monkeypatch: pytest.MonkeyPatch) -> 
         memory = Memory(free=free, per_search=size.search_bytes)
         monkeypatch.setattr(lm.backend, "memory", lambda *_, memory=memory: memory)
         chosen = rows_for(requests_of(lm, [PROMPT], bestk.SearchConfig()))
-        assert size.searches_in(free + size.weight_bytes) == min(fitting, 64), "on a GPU"
+        assert size.rows_in_memory(free + size.weight_bytes) == min(fitting, 64), "on a GPU"
         assert chosen == min(fitting, 8), "on a CPU more than eight are no faster"
-    assert size.searches_in(size.weight_bytes + 10) == 0, "the weights alone do not make a search"
+    assert size.rows_in_memory(size.weight_bytes + 10) == 0, (
+        "the weights alone do not make a search"
+    )
 
 
 def test_a_server_computes_what_is_left_of_a_block() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 import weakref
 from typing import Any
 
@@ -15,8 +16,10 @@ from toys import Words, search_ids, table_lm
 import bestk
 from bestk.backends.toy import ToyBackend, ToySession
 from bestk.backends.transformers.decoder_only import TreeSession
-from bestk.core import best_k
+from bestk.core.policy import spec_of
+from bestk.engine.request import Update
 from bestk.lm.language_model import is_batch
+from bestk.nodes import NodeBatch
 
 TOY = bestk.LanguageModel(random_toy(4, vocab_size=7))
 OPTIONS: dict[str, Any] = {"max_new_tokens": 6, "beam_size": 5, "k": 3}
@@ -34,13 +37,13 @@ class TestStream:
 
     def test_yields_each_text_when_it_completes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
-        expand = ToySession.expand
+        evaluate = ToySession.evaluate
 
-        def counted(session: ToySession, group: Any) -> Any:
-            calls.append(group)
-            return expand(session, group)
+        def counted(session: ToySession, nodes: NodeBatch, *, whole: bool) -> Any:
+            calls.append(nodes)
+            return evaluate(session, nodes, whole=whole)
 
-        monkeypatch.setattr(ToySession, "expand", counted)
+        monkeypatch.setattr(ToySession, "evaluate", counted)
         for hypothesis in bestk.stream(TOY, [1], **OPTIONS):
             assert len(calls) == hypothesis.step, "a text came after its step"
 
@@ -61,16 +64,16 @@ class TestStream:
     @pytest.mark.parametrize("how", ["close", "drop", "break", "end"])
     def test_ending_it_frees_the_cache(self, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
         caches: list[Any] = []
-        root = TreeSession.root
+        prefill = TreeSession.prefill
 
-        def watched(session: TreeSession, group: Any) -> Any:
-            children = root(session, group)
+        def watched(session: TreeSession, nodes: NodeBatch, prompts: Any, *, whole: bool) -> Any:
+            found = prefill(session, nodes, prompts, whole=whole)
             caches.append(weakref.ref(session.cache.layers[0].keys))
-            return children
+            return found
 
         lm = bestk.from_transformers(tiny.model("llama"))
-        lm.backend.start([[1]], best_k.room(bestk.SearchConfig(), tiny.VOCAB))  # probes the model
-        monkeypatch.setattr(TreeSession, "root", watched)
+        lm.backend.start([[1]], spec_of(bestk.SearchConfig(), tiny.VOCAB))  # probes the model
+        monkeypatch.setattr(TreeSession, "prefill", watched)
         stream = bestk.stream(lm, [5, 6, 7], **OPTIONS | {"min_prob": 0.01, "beam_size": 20})
         if how == "end":
             list(stream)
@@ -91,11 +94,17 @@ class TestStream:
         assert cache() is None, "the cache outlives its stream"
 
 
+def where(update: Update) -> tuple[int, int]:
+    """The prompt and the step that an update tells of."""
+    assert update.row is not None
+    return update.request.number, update.row.standing.step
+
+
 def test_a_run_can_be_closed_between_steps() -> None:
     run = bestk.Run(TOY, [[1], [2]], bestk.SearchConfig(**OPTIONS))
-    steps = list(itertools.islice(run, 3))
+    steps = [where(update) for update in itertools.islice(run, 6)]
     run.close()
-    assert [step.index for step in steps] == [0, 1, 2]
+    assert steps == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
     for result in run.results():
         assert result.stop_reason == "interrupted"
         assert result.mass.total == pytest.approx(1)
@@ -104,9 +113,10 @@ def test_a_run_can_be_closed_between_steps() -> None:
 def test_fresh_tells_of_every_completion_once() -> None:
     run = bestk.Run(TOY, [[1], [2], [3]], bestk.SearchConfig(**OPTIONS))
     told: list[list[Any]] = [[], [], []]
-    for step in run:
+    for update in run:
+        _, step = where(update)
         for row, found in enumerate(run.fresh()):
-            assert all(h.step == step.index for h in found)
+            assert all(h.step == step for h in found)
             told[row] += [h.token_ids for h in found]
     for row, result in enumerate(run.results()):
         assert sorted(told[row]) == sorted(h.token_ids for h in result.hypotheses)
@@ -122,7 +132,7 @@ class TestStopRules:
 
     def test_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = itertools.count(100.0)  # a second passes between any two looks at the clock
-        monkeypatch.setattr(best_k.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(time, "monotonic", lambda: next(clock))
         result = bestk.search(TOY, [1], timeout=3.5, **OPTIONS)
         assert result.stop_reason == "timeout"
         assert result.cost.model_calls == 4, "the root, and the steps at 1, 2 and 3 seconds"

@@ -200,7 +200,7 @@ def searches() -> None:
 
 def _fused(family: str, dtype: torch.dtype = torch.float32) -> tuple[EncoderDecoderInfo, Any]:
     backend = EncoderDecoderBackend(tiny(family).to(dtype))
-    assert backend.obstacle(sources_for(family)[0], 8) is None
+    assert backend.obstacle(sources_for(family)[0], 1, 8) is None
     fused = fused_decoder(backend.model.module)
     assert fused is not None
     return backend.model, fused

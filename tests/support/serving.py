@@ -91,9 +91,10 @@ def served(
     limits: Limits | None = None,
     access: Access | None = None,
     grace: float = 5.0,
+    tries: dict[str, bestk.Trie] | None = None,
 ) -> Iterator[Served]:
     """Run a server on a free port, in a thread of this process."""
-    app = create_app({lm.name: lm for lm in models}, limits, access)
+    app = create_app({lm.name: lm for lm in models}, limits, access, tries=tries)
     running = Served(app, grace)
     try:
         yield running
@@ -122,7 +123,7 @@ class Served:
         self._thread.join(30)
         assert not self._thread.is_alive(), "the server did not stop"
         self.loop.drain(0)
-        assert self.loop.join(30), "the engine did not stop"
+        assert self.loop.join(30), "the loop did not stop"
 
 
 def until(is_so: Callable[[], Any], seconds: float = 30) -> None:
