@@ -115,6 +115,7 @@ def search(
         **of_trie(allowed, item_bias, renormalize),
     )
     finish = Finish(rerank=rerank, select=select, diversity=diversity, embed=embed)
+    finish.check(settings)
     every = list(prompts) if is_batch(prompts) else [prompts]
     most = check_batch_size(batch_size)
     left_out = () if exclude is None else exclude if is_batch(prompts) else [exclude]

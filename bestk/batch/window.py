@@ -165,6 +165,7 @@ class WindowRunner:
             )
             columns = read.columns
             is_own = read.config != wanted.config
+            self.finish.check(read.config)
             if is_own:
                 compile_apart(read.config, self.lm)
             exclude = columns.get("exclude") if wanted.allowed is not None else None

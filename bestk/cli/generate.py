@@ -70,6 +70,7 @@ def generate(
     if config.num_texts is None:
         told = config_of({**settings, "num_texts": NUM_TEXTS})
         config = told if told.policy == "diverse" else config
+    finish.check(config)
     text = terminal.read_prompt(prompt, raw=raw, system=system)
     lm = terminal.load(
         model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang

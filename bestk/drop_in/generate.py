@@ -106,6 +106,7 @@ def generate(
     finish = Finish(rerank=rerank, select=select, diversity=diversity, embed=embed)
     lm = call.language_model(text_tokenizer)
     config = call.search_config(settings)
+    finish.check(config)
     requests = requests_of(
         lm,
         call.prompts(),

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bestk.config import DIVERSITY
+from bestk.config import DIVERSITY, SearchConfig
 from bestk.rerank.select import Embed, check_embed, check_selection, narrow
 from bestk.result import SearchResult, shortage
 
@@ -32,7 +32,6 @@ class Finish:
         diversity: float = DIVERSITY,
         embed: Embed | None = None,
     ) -> None:
-        check_selection(select, diversity)
         check_embed(embed)
         self.select, self.diversity, self.embed = select, diversity, embed
         self.reranker = None
@@ -40,6 +39,10 @@ class Finish:
             from bestk.rerank import reranker_of
 
             self.reranker = reranker_of(rerank)
+
+    def check(self, config: SearchConfig) -> None:
+        """Raise before a search if its texts cannot be chosen so."""
+        check_selection(self.select, self.diversity, config.num_texts)
 
     def __call__(self, result: SearchResult) -> SearchResult:
         """Return the finished result."""

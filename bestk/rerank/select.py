@@ -172,8 +172,6 @@ def narrow(
 ) -> SearchResult:
     """Return the result with the chosen hypotheses alone; `raw` still holds all that was found."""
     check_selection(how, diversity, num_texts)
-    if num_texts is None and how == "diverse":
-        raise OptionError("select='diverse' needs num_texts: how many texts to choose")
     if num_texts is None:
         return result
     if how is None:
@@ -189,8 +187,10 @@ def narrow(
     )
 
 
-def check_selection(select: str | None, diversity: float, num_texts: int | None = None) -> None:
+def check_selection(select: str | None, diversity: float, num_texts: int | None) -> None:
     """Raise if a setting of the choice breaks its rule."""
+    if num_texts is None and select == "diverse":
+        raise OptionError("select='diverse' needs num_texts: how many texts to choose")
     if num_texts is not None and (isinstance(num_texts, bool) or not isinstance(num_texts, int)):
         raise OptionError(f"num_texts must be a whole number, got {num_texts!r}")
     if num_texts is not None and num_texts < 1:

@@ -97,9 +97,9 @@ class OpenAIRequest(ABC):
             raise OptionError("stream_options are for a stream: set stream, or leave them out")
         self.name, self.lm = service.model(body.model)
         self.top = self._top()
-        self.finish = service.finish(body)
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         config = service.check(settings_of(body, self._given(), without=self._neutral()))
+        self.finish = service.finish(body, config)
         self.calls = [
             SearchCall(
                 lm=self.lm,

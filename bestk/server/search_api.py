@@ -99,7 +99,7 @@ class Asked:
         self.name, lm = service.model(body.model)
         allowed = service.trie(body.allowed)
         self.config = service.check(settings_of(body), allowed)
-        self.finish: Finish = service.finish(body)
+        self.finish: Finish = service.finish(body, self.config)
         call = SearchCall(
             lm=lm,
             prompt=_prompt(lm, body),

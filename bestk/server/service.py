@@ -51,14 +51,16 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
         return name, self.models[name]
 
-    def finish(self, body: Settings) -> Finish:
+    def finish(self, body: Settings, config: SearchConfig) -> Finish:
         """Make what chooses the texts; a client cannot make the server load models."""
         name = body.rerank
         if name is not None and name not in (*FREE_RERANKERS, *self.rerankers):
             offered = [*FREE_RERANKERS, *self.rerankers]
             raise OptionError(unknown("reranker", name, offered))
         reranker = None if name is None else self.rerankers.get(name) or reranker_of(name)
-        return Finish(rerank=reranker, select=body.select, diversity=body.diversity)
+        finish = Finish(rerank=reranker, select=body.select, diversity=body.diversity)
+        finish.check(config)
+        return finish
 
     def check(self, config: SearchConfig, allowed: Allowed | None = None) -> SearchConfig:
         """Return the settings if they are within the limits."""

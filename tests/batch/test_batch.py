@@ -472,10 +472,10 @@ class TestCommandLine:
         assert code == 1
         assert "1 bad rows" in err
         assert cli(*arguments)[0] == 1, "asked again it says the same"
-        code, _, err = cli(*arguments, "-k", "2")
+        code, _, err = cli(*arguments, "-k", "3")
         assert code == 2
         assert err.startswith("Error: ")
-        assert "k=5, now it is 2" in err
+        assert "k=2, now it is 3" in err
 
     def test_ctrl_c_keeps_what_is_done(
         self, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,10 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, adapted.eval()
 
 
+def column(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [number for (number,) in rows]
+
+
 def test_an_adapter_that_judges_is_a_model_for_grammar(
     judge: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,11 +224,11 @@ def test_an_adapter_that_judges_is_a_model_for_grammar(
         with torch.no_grad():
             wanted.append(100 * float(model(torch.tensor([ids])).logits[0].softmax(-1)[1]))
     example = Example(id="1", input="x", references=())
-    assert Grammar(str(folder)).score(texts, example)[:, 0] == pytest.approx(wanted, abs=1e-3)
+    assert column(Grammar(str(folder)).score(texts, example)) == pytest.approx(wanted, abs=1e-3)
     assert len({round(value, 3) for value in wanted}) == 3, "it tells texts apart"
     monkeypatch.setattr(task_models, "_FOLDERS", (folder.parent,))
     by_name = Grammar("judge")
-    assert by_name.score(texts, example)[:, 0] == pytest.approx(wanted, abs=1e-3)
+    assert column(by_name.score(texts, example)) == pytest.approx(wanted, abs=1e-3)
     assert by_name.signature == "grammar|model:judge|score:p-acceptable"
 
 
