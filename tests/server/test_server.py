@@ -463,7 +463,7 @@ class TestAbout:
             "name": "k",
             "type": "integer",
             "default": 5,
-            "help": "Nodes expanded in one model call.",
+            "help": "Nodes expanded in one model call: 5, or n where n texts are wanted.",
             "panel": "Search",
             "choices": None,
             "min": 1,
