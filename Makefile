@@ -22,7 +22,7 @@ endif
 # One thread per worker: more would only make the workers wait for one another.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo test check format clean
+.PHONY: demo test check docs format clean
 
 demo: $(LIGHT)
 	$(BIN)/bestk compare --methods BS,Ncls0.9,BKS_diverse --max-new-tokens 32 --show 10 \
@@ -36,7 +36,11 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(MAKE) docs
 	$(PYTEST)
+
+docs: $(READY)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/site
 
 format: $(READY)
 	$(BIN)/ruff format .

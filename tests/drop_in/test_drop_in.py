@@ -697,50 +697,6 @@ def test_smollm2_with_stop_strings(smollm2: bestk.LanguageModel) -> None:
     assert all(text.count(".") == 1 and text.endswith(".") for text in texts if text)
 
 
-def blocks_of_page() -> dict[str, list[str]]:
-    """Return the Python code of the docs page, by heading."""
-    found: dict[str, list[str]] = {}
-    page = (ROOT / "docs" / "from-beam-search.md").read_text()
-    for section in page.split("\n## ")[1:]:
-        heading, _, body = section.partition("\n")
-        found[heading] = [part.split("```")[0] for part in body.split("```python\n")[1:]]
-    return found
-
-
-@pytest.mark.model
-def test_page_runs(smollm2: bestk.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's code as it stands, on a tiny model with the real tokenizer."""
-    tokenizer = smollm2.tokenizer
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForCausalLM(config).eval()
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: tokenizer)
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda _: model)
-    monkeypatch.setattr(tokenizer, "padding_side", "left")
-    blocks = blocks_of_page()
-    before, after = blocks["A decoder-only model"]
-    scope: dict[str, Any] = {}
-    exec(before, scope)
-    beams = scope["output"]
-    exec(after, scope)
-    assert len(scope["texts"]) == len(beams) == 20
-    exec(blocks["With scores"][0], scope)
-    assert scope["output"].num_found.shape == (2,)
-    exec(blocks["Options"][0], scope)
-    assert len(scope["output"]) == 10
-    exec(blocks["Options"][1], scope)
-    assert len(scope["output"]) == 10
-    exec(blocks["Processors and stopping criteria"][0], scope)
-    assert "|hooks:MinPLogitsWarper,StopStringCriteria|" in scope["result"].signature
-
-
 def test_every_row_is_an_item_of_a_trie() -> None:
     model = tiny.model("llama")
     prompts = torch.tensor([[5, 6, 7], [8, 9, 10]])
