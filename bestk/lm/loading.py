@@ -245,6 +245,7 @@ def _check_source(name: str, source: str) -> None:
     if source.startswith((".", "~", os.sep)) or source.count("/") > 1:
         raise ModelError(f"model folder {name} does not exist: check the path")
     if "/" not in source:
+        task_models.check_here(name)
         raise ModelError(
             unknown("model", name, [*SHORT_NAMES, *task_models.names()])
             + " (or give a folder, or a hub name: owner/model)"

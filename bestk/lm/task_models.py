@@ -6,6 +6,7 @@ its base and the tokens that end prompts and texts. Knows files and weights, not
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,13 @@ FORMAT_VERSION = 1
 CARD = "bestk.json"
 GIVES = ("texts", "labels")
 
-# In a wheel the models lie inside the package, in a checkout beside it.
-_PACKAGE = Path(__file__).parents[1]
-_FOLDERS = (_PACKAGE / "models", _PACKAGE.parent / "models")
+# They lie in a checkout, beside the package, or in a package of their own, made from models/.
+PACKAGED = ("smollm2-commongen", "smollm2-question", "smollm2-tldr")
+_INSTALLED = importlib.util.find_spec("bestk_models")
+_FOLDERS = (
+    Path(__file__).parents[2] / "models",
+    *map(Path, (_INSTALLED and _INSTALLED.submodule_search_locations) or ()),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,12 @@ def find(name: str) -> Path | None:
         if any(path.name == name for path in _models_in(folder)):
             return folder / name
     return None
+
+
+def check_here(name: str) -> None:
+    """Say how to get a task model that has a package and is not here."""
+    if name in PACKAGED and find(name) is None:
+        raise MissingExtraError(f"{name} comes with another package: pip install bestk-models")
 
 
 def is_adapter(folder: str | Path) -> bool:

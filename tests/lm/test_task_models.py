@@ -14,7 +14,7 @@ import tiny
 import torch
 
 import bestk
-from bestk.errors import MissingDataError, ModelError, SchemaError
+from bestk.errors import MissingDataError, MissingExtraError, ModelError, SchemaError
 from bestk.lm import task_models
 from bestk.lm.task_models import Card
 from bestk.sizing import size_of
@@ -287,15 +287,26 @@ def test_every_model_is_small_and_has_a_card() -> None:
 
 
 @pytest.mark.skipif(not MODELS.is_dir(), reason="models lie beside the package in a checkout alone")
-def test_what_forbids_commercial_use_stays_out_of_the_wheel() -> None:
-    project = tomllib.loads((MODELS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+def test_what_forbids_commercial_use_is_not_packed() -> None:
+    project = tomllib.loads((MODELS / "pyproject.toml").read_text(encoding="utf-8"))
     targets = project["tool"]["hatch"]["build"]["targets"]
-    packed = {Path(path).name for path in targets["wheel"]["force-include"]}
+    packed = set(targets["wheel"]["force-include"])
     cards = {name: (MODELS / name / "README.md").read_text() for name in task_models.names()}
     free = {name for name, card in cards.items() if "Non-commercial" not in card}
-    assert packed == free == set(task_models.names()) - {"multi30k-en-de", "multi30k-en-fr"}
-    packed |= {Path(path).name for path in targets["sdist"]["include"] if "/models" in path}
-    assert not {"models", "multi30k-en-de", "multi30k-en-fr", "smollm2-cola"} & packed
+    assert packed == free == set(task_models.PACKAGED)
+    whole = tomllib.loads((MODELS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    sources = whole["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert not [path for path in sources if "models" in path]
+
+
+def test_a_model_whose_package_is_missing_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(task_models, "_FOLDERS", (tmp_path,))
+    with pytest.raises(MissingExtraError, match="another package: pip install bestk-models"):
+        bestk.load("smollm2-commongen")
+    with pytest.raises(ModelError, match="did you mean 'smollm2'"):
+        bestk.load("smolm2")
 
 
 @pytest.mark.model
