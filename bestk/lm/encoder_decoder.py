@@ -57,6 +57,10 @@ class EncoderDecoderModel(LanguageModel):
         with self._source_language():
             return super().encode(prompt)
 
+    def encode_begun(self, prompt: Any, begin: str) -> list[int]:
+        """Refuse it: what a decoder begins with is the model's."""
+        raise PromptError(f"texts of {self.name} cannot be begun for it: leave begin out")
+
     def check_length(self, ids: Any, max_new_tokens: int) -> None:
         """Refuse a source that is too long for the encoder, or texts too long for the decoder."""
         limit = self.backend.capabilities.max_source_length

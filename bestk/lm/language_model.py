@@ -89,6 +89,13 @@ class LanguageModel:
             return self._ids(self._chat(prompt))
         raise PromptError(f"a prompt must be text, token ids or chat messages, got {prompt!r}")
 
+    def encode_begun(self, prompt: Prompt, begin: str) -> list[int]:
+        """Encode a prompt whose text has begun already, so that a search goes on from there."""
+        written = self.spell(begin)
+        if not written:
+            raise PromptError(f"{begin[:40]!r} cannot begin a text: {self.name} cannot write it")
+        return [*self.encode(prompt), *written]
+
     def spell(self, text: str) -> list[int]:
         """Turn a piece of text into the ids that a model would write it with, none if it cannot."""
         if self.tokenizer is None:

@@ -48,6 +48,7 @@ class SearchCall:
     lm: LanguageModel
     prompt: Any
     config: SearchConfig
+    begin: str = ""  # how every text begins; the search goes on from there
     method: str = BEST_K
     seed: int = 0
     allowed: Allowed | None = None
@@ -58,9 +59,11 @@ class SearchCall:
 
     def request(self) -> Request:
         """Encode the prompt, and refuse what cannot be searched."""
+        is_begun = bool(self.begin)
+        prompt = self.lm.encode_begun(self.prompt, self.begin) if is_begun else self.prompt
         (request,) = requests_for(
             self.lm,
-            [self.prompt],
+            [prompt],
             self.method,
             self.config,
             seed=self.seed,

@@ -172,6 +172,7 @@ class SearchLoop:
         request, failure = None, None
         try:
             self.limits.check_text(handle.call.prompt)
+            self.limits.check_text(handle.call.begin)
             compile_apart(handle.call.config, handle.call.lm, self.limits.grammar)
             with self._encoding:
                 request = handle.call.request()

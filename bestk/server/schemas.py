@@ -132,6 +132,11 @@ class SearchBody(Settings):
     raw: bool = Field(
         default=False, description="Continue the prompt as it is, without chat formatting."
     )
+    begin: str = Field(
+        default="",
+        description="How every text begins: the search goes on from there, and its texts hold what "
+        "comes after it.",
+    )
     method: str = Field(
         default=BEST_K, description="BKS for best-k search, or a name of /v1/settings' methods."
     )

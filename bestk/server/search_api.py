@@ -104,6 +104,7 @@ class Asked:
             lm=lm,
             prompt=_prompt(lm, body),
             config=self.config,
+            begin=body.begin,
             method=body.method,
             seed=body.seed,
             allowed=allowed,
@@ -122,6 +123,7 @@ class Asked:
 
     def answer(self, job_id: str, result: SearchResult) -> dict[str, Any]:
         """Write the result, its texts chosen, with its whole graph where that is wanted."""
+        result = self._told(result)
         chosen = self.finish(result)
         written = {"id": job_id, "model": self.name, **chosen.to_json(tree=self.body.tree)}
         if self.body.graph and self.searched is not None:
@@ -179,7 +181,19 @@ class Asked:
         return written
 
     def _draw(self, result: SearchResult) -> Graph:
-        return to_graph(result, frontiers=False, pruned_prob=False)
+        return to_graph(self._told(result), frontiers=False, pruned_prob=False)
+
+    def _told(self, result: SearchResult) -> SearchResult:
+        """Tell what was asked, where the text was begun: what was searched are token ids."""
+        prompt, begin = self.call.prompt, self.call.begin
+        if not begin:
+            return result
+        if isinstance(prompt, str):
+            return dataclasses.replace(result, prompt=prompt + begin)
+        if isinstance(prompt[0], dict):
+            begun = {"role": "assistant", "content": begin}
+            return dataclasses.replace(result, prompt=[*prompt, begun])
+        return result
 
 
 def _prompt(lm: LanguageModel, body: SearchBody) -> Any:

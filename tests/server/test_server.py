@@ -68,6 +68,20 @@ class TestSearch:
         for body in ({"prompt": "hello"}, {"messages": messages}):
             assert facts(client.post("/v1/search", json=body | SHORT).json()) == wanted
 
+    def test_a_search_goes_on_from_the_beginning_of_a_text(self, client: httpx.Client) -> None:
+        lm = letters_lm()
+        message = {"role": "user", "content": "hello"}
+        ids = [*lm.encode([message]), *lm.spell("the cat")]
+        wanted = facts(bestk.search(lm, ids, **SHORT))
+        answer = client.post("/v1/search", json={"prompt": "hello", "begin": "the cat", **SHORT})
+        begun = [message, {"role": "assistant", "content": "the cat"}]
+        assert facts(answer.json()) == wanted | {"prompt": begun}, "it tells what was asked"
+        raw = {"prompt": "hello", "raw": True, "begin": " the cat", "graph": True, **SHORT}
+        answer = client.post("/v1/search", json=raw)
+        wanted = facts(bestk.search(lm, "hello the cat", **SHORT))
+        assert facts(answer.json()) == wanted
+        assert answer.json()["graph"]["prompt"] == "hello the cat"
+
     def test_token_ids_models_and_methods(self, client: httpx.Client) -> None:
         body = {"prompt": [1, 2, 3], "model": "other", "method": "Ncls0.8", "seed": 4, **SHORT}
         answer = client.post("/v1/search", json=body).json()
