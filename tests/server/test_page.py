@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from browser import ARGUMENTS, CHROMIUM, needs_browser
 from hostile import HOSTILE, WORDS, hostile_lm
+from opened import PROMPT, TOY, Opened, as_shown, download
 
 import bestk
 from bestk.rerank.ngrams import distinctness
@@ -25,10 +25,7 @@ from bestk.server.app import Access
 from bestk.server.limits import Limits
 
 STATIC = Path(bestk.__file__).parent / "server" / "static"
-PROMPT = "Once upon a time"
-TOY = {"k": 2, "beam_size": 4, "max_new_tokens": 6, "min_prob": 0.08}
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-PATIENCE = 60.0  # seconds that a search may take on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -45,94 +42,6 @@ def browser() -> Iterator[Any]:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield chromium
         chromium.close()
-
-
-class Opened:
-    """A page of a server, with what went wrong in it and what it asked of the network."""
-
-    def __init__(
-        self, browser: Any, address: str, link: str = "", token: Any = (), **context: Any
-    ) -> None:
-        settings = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"}
-        self.context = browser.new_context(**settings | context)
-        self.errors: list[str] = []
-        self.expected: tuple[str, ...] = ()  # beginnings of messages that a test provokes
-        self.requests: list[str] = []
-        self.address = address.rstrip("/") + "/"
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda message: self.errors.append(message.text))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.open(link, token)
-
-    def open(self, link: str = "", token: Any = ()) -> None:
-        self.page.goto("about:blank")
-        self.page.goto(self.address + link)
-        for number, given in enumerate(token):
-            note = "did not take" if number else "Whoever started"
-            self.until(lambda note=note: note in self.page.inner_text("#token-note"), note)
-            self.page.fill("#token-value", given)
-            self.page.keyboard.press("Enter")
-        self.page.locator("#settings .field").first.wait_for(state="attached")
-
-    def js(self, expression: str, argument: Any = None) -> Any:
-        return self.page.evaluate(expression, argument)
-
-    def until(self, is_so: Callable[[], Any], what: str) -> Any:
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            if found := is_so():
-                return found
-            time.sleep(0.02)
-        raise AssertionError(f"waited in vain for {what}: {self.page.inner_text('main')[:400]}")
-
-    @property
-    def state(self) -> str | None:
-        state: str | None = self.js("window.bestk.app?.search.run?.state ?? null")
-        return state
-
-    def ended(self, state: str = "done") -> None:
-        over = ("done", "stopped", "failed")
-        self.until(lambda: self.state in over, f"a search that is {state}")
-        assert self.state == state
-
-    def compared(self, count: int) -> None:
-        done = ".lane .progress[data-state=done]"
-        self.until(lambda: self.page.locator(done).count() == count, f"{count} lanes")
-        self.until(lambda: not self.js("bestk.app.isBusy"), "the comparison's end")
-
-    def fill(self, prompt: str = PROMPT, **settings: Any) -> None:
-        self.page.fill("#prompt", prompt)
-        for name, value in settings.items():
-            self.set(name, value)
-
-    def set(self, name: str, value: Any) -> None:
-        field = self.page.locator(f"#settings [data-setting={name}]")
-        field.evaluate("(at) => at.closest('details.panel') && (at.closest('details').open = true)")
-        control = field.locator("input:not([type=range]), textarea, select")
-        if control.evaluate("(at) => at.tagName") == "SELECT":
-            control.select_option(str(value))
-        else:
-            control.fill(str(value))
-
-    def run(self, prompt: str = PROMPT, **settings: Any) -> None:
-        self.fill(prompt, **{**TOY, **settings})
-        self.page.click("#run")
-        self.until(lambda: self.state is not None, "a search")
-        self.ended()
-
-    def texts(self) -> list[str]:
-        rows = self.page.locator("[aria-label='Texts, ranked'] .bk-title")
-        return [text.strip() for text in rows.all_text_contents()]
-
-    def focused(self) -> str:
-        """Name what has the focus, by its id or its label."""
-        named: str = self.js(
-            """() => { const at = document.activeElement;
-                       return at.id || at.getAttribute("aria-label") || at.textContent.trim(); }"""
-        )
-        return named
 
 
 @pytest.fixture
@@ -159,10 +68,6 @@ def expected(prompt: str = PROMPT, **settings: Any) -> bestk.SearchResult:
     return result
 
 
-def as_shown(texts: list[str]) -> list[str]:
-    return [text.strip() or "(empty text)" for text in texts]
-
-
 # ---- a search -----------------------------------------------------------------------------------
 
 
@@ -173,11 +78,14 @@ def test_a_real_search_grows_before_the_eyes(visit: Any, smollm2: bestk.Language
     prompt = "The best thing about having a dog is"
     with served(smollm2) as server:
         shown = visit(server.url)
-        shown.fill(prompt, stop=".", **settings)
+        shown.fill(prompt, stop=".", num_texts=None, **settings)
+        shown.advanced()
         shown.page.check("[value=continue]")
         shown.page.click("#run")
+        shown.until(lambda: shown.state is not None, "a search")
+        shown.show_tree()
         size = "window.bestk.app?.search.viewer?.graph.nodes.size ?? 0"
-        texts = "document.querySelectorAll(\"[aria-label='Texts, ranked'] .bk-title\").length"
+        texts = "document.querySelectorAll('.answer.is-found').length"
         seen: list[tuple[int, int]] = []
         while shown.state not in ("done", "failed", "stopped"):
             now = shown.js(f"[{size}, {texts}, bestk.app.search.run?.state]")
@@ -190,7 +98,7 @@ def test_a_real_search_grows_before_the_eyes(visit: Any, smollm2: bestk.Language
         assert seen[0][0] < seen[-1][0] <= shown.js(size)
         assert 0 < max(count for _, count in seen[:-1]) < len(result.texts), "texts came one by one"
         assert shown.texts() == as_shown(result.texts)
-        assert shown.js("bestk.app.search.viewer.graph.isLive") is False
+        shown.until(lambda: not shown.js("bestk.app.search.viewer.graph.isLive"), "the last of it")
         assert str(len(result.texts)) in shown.page.inner_text("#said"), "told to screen readers"
         assert "96 of 96" in shown.page.inner_text(".stats")
 
@@ -201,7 +109,6 @@ def test_markup_stays_text(visit: Any, toy: str) -> None:
     shown.run(HOSTILE)
     assert "</script><script>hack()</script>" in " ".join(shown.texts())
     assert shown.texts() == as_shown(expected(HOSTILE).texts)
-    assert shown.page.inner_text(".outcome-title").startswith("<script>hack()</script>")
     shown.page.keyboard.press("h")
     assert "<script>hack()" in shown.page.inner_text("#history-list")
     shown.page.keyboard.press("Escape")
@@ -222,6 +129,7 @@ def test_a_stopped_search_keeps_its_texts_and_frees_the_server(visit: Any) -> No
         shown.fill(**{**TOY, "beam_size": 40})
         shown.page.click("#run")
         shown.until(lambda: len(shown.texts()) >= 3, "some texts")
+        shown.show_tree()
         assert shown.js("bestk.app.search.viewer.graph.nodes.size") > 3, "they are in a tree"
         shown.page.keyboard.press("Control+Enter")
         shown.page.keyboard.press("Escape")
@@ -230,10 +138,10 @@ def test_a_stopped_search_keeps_its_texts_and_frees_the_server(visit: Any) -> No
         assert len(found) >= 3
         assert sum(url.endswith("/v1/search") for url in shown.requests) == 1, "one at a time"
         shown.until(lambda: server.loop.num_running == 0, "the server to let go")
-        assert "Stopped" in shown.page.inner_text(".progress-word")
-        saved = json.loads(download(shown, "JSON").read_text(encoding="utf-8"))
+        assert "Stopped" in shown.page.inner_text(".outcome-sub")
+        saved = json.loads(download(shown, "Save").read_text(encoding="utf-8"))
         assert as_shown([text["text"] for text in saved["hypotheses"]]) == found
-        assert "bestk-graph" in download(shown, "HTML").read_text(encoding="utf-8")
+        assert "bestk-graph" in download(shown, "Save the tree").read_text(encoding="utf-8")
         shown.page.keyboard.press("h")
         assert "Once upon a time" in shown.page.inner_text("#history-list")
         shown.page.keyboard.press("Escape")
@@ -248,14 +156,15 @@ def test_a_stopped_search_keeps_its_texts_and_frees_the_server(visit: Any) -> No
 @needs_browser
 def test_methods_without_a_tree_show_their_texts(visit: Any, toy: str) -> None:
     shown = visit(toy)
+    shown.advanced()
     shown.page.select_option("#method", "BS")
     shown.run()
     beams = bestk.run_method(hostile_lm(), PROMPT, "BS", **TOY)
     assert shown.texts() == as_shown(beams.texts)
+    shown.show_tree()
     assert shown.page.locator("canvas").count() == 0
-    assert shown.page.get_by_role("button", name="HTML").is_disabled()
-    shown.page.locator(".texts .bk-row").first.click()
-    assert "log p" in shown.page.locator(".text-about").first.inner_text()
+    assert "no tree" in shown.page.inner_text("#panel-tree")
+    assert shown.page.get_by_role("button", name="Save the tree").is_disabled()
 
 
 # ---- settings and errors ------------------------------------------------------------------------
@@ -267,7 +176,7 @@ def test_every_setting_has_a_control_and_a_line_of_help(visit: Any, toy: str) ->
 
     shown = visit(toy)
     rows = shown.js(
-        """[...document.querySelectorAll("#settings .field")].map((row) => [row.dataset.setting,
+        """[...document.querySelectorAll(".field[data-setting]")].map((row) => [row.dataset.setting,
              row.querySelector(".field-help").textContent, row.querySelector("label").htmlFor])"""
     )
     assert {f.name for f in fields(bestk.SearchConfig)} <= {name for name, _, _ in rows}
@@ -284,13 +193,18 @@ def test_every_setting_has_a_control_and_a_line_of_help(visit: Any, toy: str) ->
         "decay": "log",
         "min_prob": 0.1,
     }
+    shown.set("num_texts", 7)
+    assert shown.js("bestk.app.form.asked.settings.num_texts") == 7, (
+        "any number, not only the usual"
+    )
     shown.page.click("#reset")
     assert shown.js("bestk.app.form.asked.settings") == {}
+    assert shown.js("bestk.app.form.settings.sent") == {"num_texts": 10, "max_new_tokens": 40}
 
 
 @needs_browser
 def test_errors_are_words_where_they_belong(visit: Any) -> None:
-    with served(hostile_lm(), limits=Limits(budget=500)) as server:
+    with served(hostile_lm(), limits=Limits(budget=500, k=50)) as server:
         shown = visit(server.url)
         shown.expected = ("Failed to load resource",)
         shown.page.click("#run")
@@ -311,15 +225,19 @@ def test_errors_are_words_where_they_belong(visit: Any) -> None:
             "min_new_tokens"
         )
         shown.set("min_new_tokens", 0)
+        shown.set("k", 60)
+        shown.page.click("#run")
+        shown.until(lambda: "at most 50" in shown.page.inner_text("main"), "the server's limit")
+        shown.set("k", 5)
         shown.set("beam_size", 1000)
         shown.page.click("#run")
-        shown.until(lambda: "at most 500" in shown.page.inner_text("main"), "the server's limit")
+        assert "more than this server writes at once" in shown.page.inner_text("#problem")
         shown.set("beam_size", 4)
         shown.context.set_offline(True)
         shown.page.click("#run")
         shown.until(lambda: "cannot be reached" in shown.page.inner_text("main"), "the break")
         shown.context.set_offline(False)
-        shown.page.click("#run")
+        shown.page.get_by_role("button", name="Try again").click()
         shown.until(lambda: shown.state == "done", "a search after the errors")
         assert not shown.page.locator(".search-view > .problem").is_visible()
 
@@ -329,7 +247,7 @@ def test_a_busy_server_says_so(visit: Any) -> None:
     with served(hostile_lm(pause=0.05), limits=Limits(searches=1, queue=1)) as server:
         first, second, third = (visit(server.url) for _ in range(3))
         third.expected = ("Failed to load resource",)
-        link = "#prompt=Hi&run=1&k=2&beam_size=40&max_new_tokens=6"
+        link = "#prompt=Hi&run=1&num_texts=null&k=2&beam_size=40&max_new_tokens=6"
         first.open(link)
         first.until(lambda: first.texts(), "a search that runs")
         second.open(link)
@@ -363,6 +281,7 @@ def test_a_link_brings_everything_back(visit: Any, toy: str) -> None:
     shown = visit(toy)
     prompt = 'Two lines\n& "signs" <b> + 50% #é'
     shown.fill(prompt, **{**TOY, "stop": "a\\n", "must_include": "dog\nruns|sleeps"})
+    shown.advanced()
     shown.page.check("[value=continue]")
     shown.page.select_option("#method", "BKS_last")
     asked = shown.js("bestk.app.asked")
@@ -410,6 +329,7 @@ def test_history_lists_reopens_deletes_and_clears(visit: Any, toy: str) -> None:
     assert "The second one" in rows.first.inner_text()
     rows.nth(1).locator(".history-open").click()
     assert shown.texts() == first
+    shown.show_tree()
     assert shown.page.locator("canvas").count() == 1, "the tree is still in memory"
     assert shown.page.input_value("#prompt") == "The first one"
     assert shown.page.input_value("[data-setting=beam_size] input[type=number]") == "4"
@@ -418,7 +338,8 @@ def test_history_lists_reopens_deletes_and_clears(visit: Any, toy: str) -> None:
     assert rows.count() == 2, "kept when the page is left"
     rows.nth(1).locator(".history-open").click()
     assert shown.texts() == first
-    assert "run it again" in shown.page.inner_text(".plain")
+    shown.show_tree()
+    assert "ask again" in shown.page.inner_text("#panel-tree")
     shown.page.click("#open-history")
     shown.page.get_by_label("Delete: The second one").click()
     assert rows.count() == 1
@@ -449,21 +370,16 @@ def test_a_full_store_drops_the_oldest(visit: Any, toy: str) -> None:
     assert "Number 4" in rows.first.inner_text()
 
 
-def download(shown: Opened, name: str) -> Path:
-    with shown.page.expect_download() as waiting:
-        shown.page.get_by_role("button", name=name, exact=True).click()
-    return Path(waiting.value.path())
-
-
 @needs_browser
 def test_exports_open_elsewhere(visit: Any, toy: str) -> None:
     shown = visit(toy)
     shown.run()
-    saved = download(shown, "JSON").read_text(encoding="utf-8")
+    saved = download(shown, "Save").read_text(encoding="utf-8")
     result = bestk.SearchResult.from_json(saved)
     assert result.texts == expected().texts
     assert "bestk-graph" in result.to_html(), "the tree is in it"
-    page = download(shown, "HTML")
+    shown.show_tree()
+    page = download(shown, "Save the tree")
     assert not re.search(r"(?:src|href)\s*=", page.read_text(encoding="utf-8"))
     shown.page.goto("about:blank")
     other = shown.context.new_page()
@@ -479,11 +395,16 @@ def test_texts_are_copied(visit: Any, toy: str, is_secure: bool) -> None:
     shown.js("navigator.clipboard.writeText('something else')")
     if not is_secure:  # as on a server elsewhere on the network
         shown.js("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
-    shown.page.get_by_role("button", name="Copy texts").click()
-    shown.page.get_by_role("button", name="Copied").wait_for()
-    shown.page.fill("#prompt", "")
-    shown.page.keyboard.press("Control+V")
-    assert shown.page.input_value("#prompt") == "\n".join(t.strip() for t in expected().texts)
+    texts = [text.strip() for text in expected().texts]
+    which = next(i for i, text in enumerate(texts) if i and text)
+    every, one = ".outcome-head .acts button", ".answer-acts button:first-child"
+    for button, number, copied in ((every, 0, "\n".join(texts)), (one, which, texts[which])):
+        pressed = shown.page.locator(button).nth(number)
+        pressed.click()
+        shown.until(lambda at=pressed: at.text_content() == "Copied", "its word")
+        shown.page.fill("#prompt", "")
+        shown.page.keyboard.press("Control+V")
+        assert shown.page.input_value("#prompt") == copied
 
 
 # ---- comparing ----------------------------------------------------------------------------------
@@ -502,6 +423,7 @@ def test_lanes_are_measured_as_the_library_measures(visit: Any, toy: str) -> Non
         bestk.run_method(hostile_lm(), PROMPT, "BS", **settings),
         bestk.run_method(hostile_lm(), PROMPT, "Ncls0.8", **settings),
     ]
+    shown.page.locator(".numbers > summary").click()
     rows = shown.page.locator("tbody tr")
     assert rows.count() == 3
     for row, result in zip(rows.all(), results, strict=True):
@@ -516,11 +438,16 @@ def test_lanes_are_measured_as_the_library_measures(visit: Any, toy: str) -> Non
         shares = [100 * value for value in distinctness(result.texts[:10])]
         assert [cells["d1"], cells["d2"], cells["d3"]] == [f"{value:.1f}" for value in shares]
     lanes = shown.page.locator(".lane")
-    both = set(results[0].texts) & set(results[1].texts)
-    tags = lanes.first.locator(".text-tag").all_text_contents()
-    assert sum("B" in tag for tag in tags) == len(both)
+    for lane, result in zip(lanes.all(), results, strict=True):
+        spent = lane.locator(".lane-spent").inner_text()
+        assert re.fullmatch(
+            rf"{len(result.texts)} answers? in [\d.]+ s, "
+            rf"the model asked {result.cost.expanded} times",
+            spent,
+        )
     lanes.first.get_by_text("Open alone").click()
     assert shown.texts() == as_shown(results[0].texts)
+    shown.show_tree()
     assert shown.page.locator("canvas").count() == 1
 
 
@@ -531,17 +458,17 @@ def test_two_settings_side_by_side(visit: Any, toy: str) -> None:
     shown.fill(**TOY)
     shown.page.get_by_role("button", name="Two settings").click()
     second = shown.page.locator(".lane").nth(1)
-    second.get_by_label("Change a setting in this lane").select_option("scoring")
-    second.get_by_label("Scoring in this lane").select_option("last")
+    second.get_by_label("Change a setting in this column").select_option("scoring")
+    second.get_by_label("What counts as good in this column").select_option("last")
     link = shown.js("(bestk.app.remember(), location.hash)")
     shown.page.click("#run")
     shown.compared(2)
     for lane, scoring in enumerate(("mean", "last")):
-        texts = shown.page.locator(".lane").nth(lane).locator(".bk-title").all_text_contents()
+        texts = shown.page.locator(".lane").nth(lane).locator(".answer-text").all_text_contents()
         assert as_shown(texts) == as_shown(expected(scoring=scoring).texts)
     other = visit(toy, link)
     assert other.js("bestk.app.asked") == shown.js("bestk.app.asked")
-    saved = json.loads(download(shown, "JSON").read_text(encoding="utf-8"))
+    saved = json.loads(download(shown, "Save").read_text(encoding="utf-8"))
     results = [bestk.SearchResult.from_json(lane["result"]) for lane in saved["lanes"]]
     assert [result.config.scoring for result in results] == ["mean", "last"]
     shown.open()
@@ -565,10 +492,11 @@ def test_distinctness_is_the_library_s(visit: Any, toy: str) -> None:
 
 @needs_browser
 def test_the_keyboard_is_enough(visit: Any, toy: str) -> None:
-    shown = visit(toy, "#prompt=&k=2&beam_size=4&max_new_tokens=6&min_prob=0.08")
+    link = "#prompt=&num_texts=null&k=2&beam_size=4&max_new_tokens=6&min_prob=0.08"
+    shown = visit(toy, link)
     press = shown.page.keyboard.press
     press("Tab")
-    assert shown.focused() == "Skip to the results"
+    assert shown.focused() == "Skip to the answers"
     for name in ("view-search", "view-compare", "open-examples", "open-history"):
         press("Tab")
         assert shown.focused() == name
@@ -577,14 +505,15 @@ def test_the_keyboard_is_enough(visit: Any, toy: str) -> None:
     press("Tab")
     press("Tab")
     press("Tab")
-    press("Tab")
     assert shown.focused() == "prompt"
     shown.page.keyboard.type(PROMPT)
-    press("Tab")
-    press("ArrowRight")
-    assert shown.js("bestk.app.form.isRaw")
-    press("Tab")
-    assert shown.focused() == "run"
+    settings = []
+    while shown.focused() != "run":
+        press("Tab")
+        label = "document.activeElement.labels?.[0]?.textContent ?? ''"
+        settings += [shown.js(label)] if shown.js(label) else []
+    assert settings[0] == "How many"
+    assert settings[-1] == "How different"
     press("Enter")
     shown.ended()
     assert shown.focused() == "run"
@@ -601,11 +530,19 @@ def test_the_keyboard_is_enough(visit: Any, toy: str) -> None:
     press("Control+Enter")
     shown.until(lambda: not shown.js("bestk.app.isBusy"), "the search")
     press("Escape")
-    shown.page.locator("[aria-label='Texts, ranked'] button").first.focus()
+    shown.page.locator("#tab-answers").focus()
+    press("ArrowRight")
+    assert shown.focused() == "tab-tree"
+    assert shown.page.locator("#panel-tree canvas").is_visible()
+    press("ArrowLeft")
+    shown.page.locator(".answer button").first.focus()
     press("ArrowDown")
-    press("Enter")
-    chosen = shown.js("bestk.app.search.viewer.selectedText()")
-    assert as_shown([chosen]) == shown.texts()[1:2]
+    assert shown.focused() == "Copy, answer 2"
+    press("r")
+    assert shown.page.locator("#panel-tree").is_visible()
+    press("a")
+    assert shown.page.locator("#settings").is_visible()
+    press("a")
     press("h")
     press("Tab")
     press("Enter")
@@ -632,7 +569,7 @@ def test_controls_have_names_and_texts_are_announced(visit: Any, toy: str) -> No
     shown = visit(toy)
     shown.run()
     said = shown.page.locator("[aria-live=polite]#said")
-    assert re.match(r"Ended: .* \d+ texts in ", said.inner_text())
+    assert re.match(r"\d+ answers in ", said.inner_text())
     nameless = shown.js(
         """[...document.querySelectorAll("button, input, select, textarea, canvas")]
              .filter((at) => at.getAttribute("aria-hidden") !== "true")
@@ -644,8 +581,8 @@ def test_controls_have_names_and_texts_are_announced(visit: Any, toy: str) -> No
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1000, 390, 320])
-def test_narrow_screens_need_no_sideways_scrolling(visit: Any, toy: str, width: int) -> None:
+@pytest.mark.parametrize("width", [2560, 1000, 390, 320])
+def test_no_width_needs_sideways_scrolling(visit: Any, toy: str, width: int) -> None:
     shown = visit(toy, **PHONE | {"viewport": {"width": width, "height": 844}})
 
     def fits(where: str) -> None:
@@ -661,11 +598,13 @@ def test_narrow_screens_need_no_sideways_scrolling(visit: Any, toy: str, width: 
 
     fits("welcome")
     assert not shown.page.locator("#settings").is_visible(), "folded, so that texts come soon"
-    shown.page.locator("#settings-box > summary").click()
     shown.js("document.querySelectorAll('details').forEach((at) => (at.open = true))")
     fits("settings")
     shown.run()
     fits("a search")
+    shown.js("document.querySelectorAll('#form details').forEach((at) => (at.open = false))")
+    shown.show_tree()
+    fits("a tree")
     assert 200 < shown.page.locator("canvas").bounding_box()["height"] < 844, "the tree fits too"
     shown.page.locator("#view-compare").tap()
     fits("lanes")
@@ -680,6 +619,7 @@ def test_narrow_screens_need_no_sideways_scrolling(visit: Any, toy: str, width: 
 def test_light_and_dark_follow_the_system_until_chosen(visit: Any, toy: str) -> None:
     shown = visit(toy, color_scheme="dark")
     shown.run()
+    shown.show_tree()
     look = "[document.documentElement.dataset.theme, bestk.app.search.viewer.theme]"
     ground = "getComputedStyle(document.body).backgroundColor"
     assert shown.js(look) == ["dark", "dark"]

@@ -1,5 +1,6 @@
 /* The page put together: the form asks, a view shows, the link and the history remember. */
 import { getJson, onTokenNeeded, ServerError } from "./api.js";
+import { fullText } from "./answers.js";
 import { copyText } from "./clipboard.js";
 import { CompareView } from "./compare_view.js";
 import { EXAMPLES } from "./examples.js";
@@ -10,18 +11,29 @@ import { fromFragment, toFragment } from "./link.js";
 import { SearchRun } from "./search_run.js";
 import { SearchView } from "./search_view.js";
 import { listSettings } from "./settings.js";
+import { beginningOf, ownWords, spellings } from "./steer.js";
 import { shorten } from "./words.js";
 
 const { element, theme } = window.bestk;
 const at = (id) => document.getElementById(id);
+const ALIKE = 0.5; // novelty of answers like one, and unlike it
+const UNLIKE = 2;
 
 class App {
-  constructor(settings, methods, models) {
+  constructor({ settings, methods, models, limits }) {
     this.view = "search";
     this.isBusy = false;
-    this.form = new Form({ settings, methods, models }, () => this.refreshForm());
+    this.trail = []; // searches from which this one went on
+    this.form = new Form({ settings, methods, models, limits }, () => this.refreshForm());
     const say = (words) => (at("said").textContent = words);
-    this.search = new SearchView(at("search-view"), { say, theme: () => theme.name });
+    this.search = new SearchView(at("search-view"), {
+      say,
+      theme: () => theme.name,
+      more: (text) => this.more(text),
+      less: (text) => this.less(text),
+      back: () => this.goBack(),
+      again: () => this.run(),
+    });
     this.compare = new CompareView(at("compare-view"), {
       say,
       methods,
@@ -47,6 +59,7 @@ class App {
   /** Fill the form; show runs of the past if there are any. */
   open(asked, runs = []) {
     if (this.isBusy) this.stop();
+    this.trail = [];
     this.form.asked = asked;
     if (asked.lanes?.length) this.compare.asked = asked.lanes;
     this.setView(asked.view === "compare" ? "compare" : "search");
@@ -89,30 +102,30 @@ class App {
     if (!this.form.check() || (isCompare && !this.compare.check())) return;
     this.setBusy(true);
     this.remember();
-    const { asked } = this;
+    const asked = { ...this.asked, sent: this.form.settings.sent };
     try {
       const runs = isCompare ? await this.runCompare(asked) : [await this.runSearch(asked)];
       const failed = runs.find((run) => run.error);
       if (failed) this.form.blame(failed.error);
       const found = runs.filter((run) => run.result || run.ranked.length);
-      if (found.length === runs.length) this.history.add(asked, runs);
+      if (found.length === runs.length) this.history.add(this.asked, runs);
     } finally {
       this.setBusy(false);
     }
   }
 
-  runSearch({ model, prompt, raw, method, settings }) {
-    const run = new SearchRun({ model, prompt, raw, method, settings }, (...event) =>
-      this.search.take(...event));
+  runSearch({ model, prompt, begin, raw, method, sent }) {
+    const run = new SearchRun({ model, prompt, begin, raw, method, settings: sent }, (changed) =>
+      this.search.take(changed));
     this.running = run;
-    this.search.show(run);
+    this.search.show(run, { canGoBack: this.trail.length > 0 });
     this.setView("search");
     return run.start();
   }
 
-  async runCompare({ model, prompt, raw, settings }) {
+  async runCompare({ model, prompt, begin, raw, sent }) {
     this.running = this.compare;
-    await this.compare.start({ model, prompt, raw, settings });
+    await this.compare.start({ model, prompt, begin, raw, settings: sent });
     return this.compare.lanes.map((lane) => lane.run).filter(Boolean);
   }
 
@@ -120,11 +133,53 @@ class App {
     if (this.isBusy) this.running.stop();
   }
 
+  /* ---- going on from an answer ----------------------------------------------------------------- */
+
+  /** Ask for answers that begin as this one does. */
+  more(text) {
+    const { asked } = this;
+    const begin = beginningOf(`${text.begin || ""}${text.text}`.trimEnd(), text.begin);
+    this.goOn({ ...asked, begin, settings: { ...asked.settings, novelty: ALIKE } });
+  }
+
+  /** Ask for others than this one: very different ones, without the words that set it apart. */
+  less(text) {
+    const { asked } = this;
+    const others = this.search.run.ranked.filter((other) => other.text !== text.text).map(fullText);
+    const avoided = ownWords(text.text, others, asked.prompt).flatMap(spellings);
+    const bad_words = [...new Set([...(asked.settings.bad_words || []), ...avoided])];
+    this.goOn({ ...asked, settings: { ...asked.settings, bad_words, novelty: UNLIKE } });
+  }
+
+  async goOn(asked) {
+    const before = { asked: this.asked, run: this.search.run };
+    const trail = [...this.trail, before];
+    if (this.isBusy) {
+      this.stop();
+      await this.current;
+    }
+    this.form.asked = { ...asked, view: "search" };
+    this.setView("search");
+    this.trail = trail;
+    window.scrollTo({ top: 0 });
+    await this.run();
+  }
+
+  goBack() {
+    const trail = this.trail.slice(0, -1);
+    const { asked, run } = this.trail[this.trail.length - 1];
+    if (this.isBusy) this.stop();
+    this.form.asked = asked;
+    this.trail = trail;
+    this.search.show(run, { canGoBack: trail.length > 0 });
+    this.remember();
+  }
+
   setBusy(isBusy) {
     this.isBusy = isBusy;
     const hadFocus = document.activeElement;
     at("stop").hidden = !isBusy;
-    at("run").disabled = isBusy;
+    at("run").hidden = isBusy;
     // A button that vanishes under the focus must not take it along.
     if (isBusy && hadFocus === at("run")) at("stop").focus();
     if (!isBusy && hadFocus === at("stop")) at("run").focus();
@@ -137,6 +192,9 @@ class App {
     const isCompare = view === "compare";
     const isEmpty = !isCompare && !this.search.run;
     at("welcome").hidden = !isEmpty;
+    at("ask-title").hidden = !isEmpty;
+    document.body.classList.toggle("is-empty", isEmpty);
+    at("run").textContent = isCompare ? "Compare" : "Get answers";
     at("search-view").hidden = isCompare || isEmpty;
     at("compare-view").hidden = !isCompare;
     at("view-search").setAttribute("aria-pressed", String(!isCompare));
@@ -162,9 +220,9 @@ class App {
     at("share-copy").textContent = "Copied";
   }
 
-  toggleForm() {
-    const isHidden = document.body.classList.toggle("is-formless");
-    at("toggle-form").setAttribute("aria-expanded", String(!isHidden));
+  toggleAdvanced() {
+    at("advanced").open = !at("advanced").open;
+    if (at("advanced").open) at("advanced").querySelector("summary").focus();
   }
 
   /** Everything that can be clicked or pressed. */
@@ -178,13 +236,13 @@ class App {
       examples: () => at("examples").showModal(),
       history: () => this.history.open(),
       share: () => this.share(),
-      form: () => this.toggleForm(),
+      advanced: () => this.toggleAdvanced(),
+      tab: () => this.search.run && this.search.tabs.next(),
       theme: () => theme.toggle(),
       keys: () => at("keys").showModal(),
     };
     const clicks = { stop: "stop", "view-search": "search", "view-compare": "compare",
-      "open-examples": "examples", "open-history": "history", share: "share",
-      "toggle-form": "form", "toggle-theme": "theme", "open-keys": "keys" };
+      "open-examples": "examples", "open-history": "history", share: "share", "toggle-theme": "theme", "open-keys": "keys" };
     for (const [id, name] of Object.entries(clicks)) at(id).addEventListener("click", actions[name]);
     at("form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -202,13 +260,12 @@ class App {
 
   card(example) {
     const card = element("button", { type: "button", class: "card" },
-      element("strong", {}, example.title),
-      element("span", { class: "card-prompt" }, example.prompt),
-      element("span", { class: "field-help" }, example.note));
+      element("span", { class: "card-note" }, example.note),
+      element("span", { class: "card-prompt" }, example.prompt));
     card.addEventListener("click", () => {
       at("examples").close();
-      this.open(example);
-      at("run").focus();
+      this.open({ begin: "", ...example });
+      this.run();
     });
     return card;
   }
@@ -241,12 +298,11 @@ async function begin() {
       if (event.target === dialog || event.target.closest("[data-close]")) dialog.close();
     });
   }
-  // On a narrow screen the settings would stand between the prompt and its texts.
-  at("settings-box").open = window.matchMedia("(width > 1080px)").matches;
   try {
     const listed = await getJson("/v1/settings");
     const models = await getJson("/v1/models");
-    window.bestk.app = new App(listSettings(listed), listed.methods, models.data);
+    window.bestk.app = new App({ settings: listSettings(listed), methods: listed.methods,
+      models: models.data, limits: listed.limits });
   } catch (error) {
     at("problem").textContent = error.message;
     at("problem").hidden = false;

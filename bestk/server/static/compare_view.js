@@ -1,7 +1,8 @@
-/* Searches of one prompt side by side: lanes that differ in method or settings, run one after the
+/* Searches of one prompt side by side, a column each: lanes that differ in method or settings, run one after the
    other so that their times can be compared, and a table of what they found. */
 import { downloadJson, fileName } from "./files.js";
 import { Lane } from "./lane.js";
+import { marked, vocabulary } from "./lane_words.js";
 import { measure, ORDERS } from "./measures.js";
 import { plural } from "./words.js";
 
@@ -9,7 +10,7 @@ const { element } = window.bestk;
 
 const MOST_LANES = 4;
 const TOP = 10; // texts of which distinctness is taken: as many for every lane
-const NOTE = `D: different n-grams per word in a lane's ${TOP} best texts, in percent; higher is more varied.`;
+const NOTE = `D: different n-grams per word in a column's ${TOP} best texts, in percent; higher is more varied.`;
 const PRESETS = [
   ["Best-k, beam, sampling", ["BKS", "BS", "Ncls0.8"]],
   ["Two settings", ["BKS", "BKS"]],
@@ -21,7 +22,7 @@ const COLUMNS = [
   ...ORDERS.map((n, i) => [`d${n}`, `D-${n}`, `Different ${n}-grams per word, in percent`,
     (m) => (100 * m.distinct[i]).toFixed(1)]),
   ["mean", "D", "Mean of D-1, D-2 and D-3", (m) => (100 * m.mean).toFixed(1)],
-  ["expanded", "Expanded", "Nodes that the model was asked about", (m) => String(m.expanded)],
+  ["expanded", "Model asked", "Nodes that the model was asked about", (m) => String(m.expanded)],
   ["seconds", "Seconds", "Time of the search itself", (m) => m.seconds.toFixed(2)],
 ];
 const BEST_IS_MOST = new Set(["unique", "complete", "d1", "d2", "d3", "mean"]);
@@ -33,12 +34,13 @@ export class CompareView {
     this.page = { ...page, onRemove: (lane) => this.drop(lane) };
     this.lanes = [];
     this.isStopped = false;
+    this.words = new WeakMap(); // of runs that have ended
     this.build();
     this.asked = PRESETS[0][1].map((method) => ({ method, settings: {} }));
   }
 
   build() {
-    this.add = element("button", { type: "button" }, "Add a lane");
+    this.add = element("button", { type: "button" }, "Add a column");
     this.add.addEventListener("click", () => {
       this.append({ method: this.page.methods[0], settings: {} });
       this.lanes[this.lanes.length - 1].method.focus();
@@ -52,20 +54,23 @@ export class CompareView {
       });
       return button;
     });
-    this.json = element("button", { type: "button", disabled: true }, "JSON");
-    this.json.title = "Save what the lanes found as JSON";
+    this.json = element("button", { type: "button", disabled: true }, "Save");
+    this.json.title = "Save what all of them found as a JSON file";
     this.json.addEventListener("click", () => this.saveJson());
     this.table = element("div", { class: "table-box", tabindex: "0", role: "region",
-      "aria-label": "What the lanes found", hidden: true });
+      "aria-label": "What they found, in numbers" });
     this.row = element("div", { class: "lanes" });
     const head = element("header", { class: "outcome-head" },
       element("div", { class: "outcome-words" },
         element("h2", { class: "outcome-title" }, "Side by side"),
-        element("p", { class: "outcome-sub" },
-          "Each lane: the form's prompt and settings, and its own changes.")),
+        element("p", { class: "outcome-sub" }, "One prompt, up to four ways to answer it.")),
       element("div", { class: "acts" }, ...presets, this.add, this.json));
-    this.note = element("p", { class: "field-help table-note", hidden: true }, NOTE);
-    this.host.replaceChildren(head, this.table, this.note, this.row);
+    this.legend = element("p", { class: "legend", hidden: true },
+      element("mark", { class: "is-own" }, "words"), " that no other column has, ",
+      element("span", { class: "is-shared" }, "words"), " that another column has too");
+    this.numbers = element("details", { class: "numbers", hidden: true },
+      element("summary", {}, "All the numbers"), this.table, element("p", { class: "field-help" }, NOTE));
+    this.host.replaceChildren(head, this.legend, this.row, this.numbers);
   }
 
   get asked() {
@@ -80,7 +85,7 @@ export class CompareView {
   }
 
   append(asked) {
-    const lane = new Lane(this.page, asked, (text) => this.tagOf(lane, text));
+    const lane = new Lane(this.page, asked, (text) => this.markedOf(lane, text));
     this.lanes.push(lane);
     this.row.append(lane.box);
     this.number();
@@ -114,7 +119,7 @@ export class CompareView {
       await lane.start(base, () => {});
       this.refresh();
       if (lane.run.state === "done") {
-        this.page.say(`Lane ${lane.letter}: ${plural(lane.run.ranked.length, "text")}.`);
+        this.page.say(`Column ${lane.letter}: ${plural(lane.run.ranked.length, "answer")}.`);
       }
     }
   }
@@ -145,17 +150,24 @@ export class CompareView {
     return this.lanes.filter((lane) => lane.run?.result);
   }
 
-  /** Say of a text which other lanes have it, once there is another to look at. */
-  tagOf(lane, text) {
-    const ended = this.ended;
-    if (ended.length < 2 || !ended.includes(lane)) return "";
-    const others = ended.filter((other) => other !== lane && other.known.has(text));
-    return others.length ? `also ${others.map((other) => other.letter).join(", ")}` : "only here";
+  wordsOf(run) {
+    if (!this.words.has(run)) this.words.set(run, vocabulary(run.ranked));
+    return this.words.get(run);
+  }
+
+  /** A text with its words marked, once there is another column to look at. */
+  markedOf(lane, { begin = "", text }) {
+    const { ended } = this;
+    if (ended.length < 2 || !ended.includes(lane)) return null;
+    const others = ended.filter((other) => other !== lane).map(({ run }) => this.wordsOf(run));
+    const head = begin.trim() ? [element("span", { class: "answer-begin" }, begin.trimStart())] : [];
+    return [...head, ...marked(head.length ? text.trimEnd() : text.trim(), others)];
   }
 
   refresh() {
     const { ended } = this;
-    this.table.hidden = this.note.hidden = this.json.disabled = !ended.length;
+    this.numbers.hidden = this.json.disabled = !ended.length;
+    this.legend.hidden = ended.length < 2;
     if (ended.length) this.table.replaceChildren(table(ended));
     for (const lane of this.lanes) if (lane.run) lane.refresh();
   }
@@ -169,7 +181,7 @@ function table(lanes) {
       best[name] = Math.max(...rows.map(({ measures }) => Number(show(measures))));
     }
   }
-  const head = element("tr", {}, element("th", { scope: "col" }, "Lane"),
+  const head = element("tr", {}, element("th", { scope: "col" }, "Column"),
     ...COLUMNS.map(([, title, note]) => {
       const cell = element("th", { scope: "col" }, title);
       cell.title = note;

@@ -1,57 +1,46 @@
-/* Searches to start from. Each fills the form as a link would. */
+/* What to start from. Each fills the form as a link would. */
 
 export const EXAMPLES = [
   {
-    title: "Fifty endings",
-    note: "One beginning, many ways to go on, no two the same.",
-    prompt: "The best thing about learning a new language is",
-    raw: true,
-    settings: { stop: ["."], scoring: "sum" },
+    note: "A slogan",
+    prompt: "Write a tagline for a bakery.",
+    raw: false,
+    settings: {},
   },
   {
-    title: "A short story of plans",
-    note: "Texts of different lengths, ranked by likelihood per token.",
+    note: "An answer to choose",
+    prompt: "What is the best thing about having a dog?",
+    raw: false,
+    settings: { max_new_tokens: 80 },
+  },
+  {
+    note: "An ending",
     prompt: "When I grow up I want to be",
     raw: true,
-    settings: { stop: ["."], scoring: "sum", max_new_tokens: 20 },
+    settings: { stop: ["."], max_new_tokens: 20 },
   },
   {
-    title: "Answers to a question",
-    note: "In the model's chat format; each answer is one sentence.",
-    prompt: "Name a colour and say why you like it.",
-    raw: false,
-    settings: { stop: ["."] },
-  },
-  {
-    title: "Words that must come in",
-    note: "Every text holds the given words, in any order.",
+    note: "Words that must come in",
     prompt: "Write a short sentence with the words fish, swim and lake.",
     raw: false,
-    settings: { must_include: ["fish", "swim|swims|swimming", "lake"], stop: ["."] },
+    settings: { must_include: ["fish", "swim|swims|swimming", "lake"] },
   },
   {
-    title: "Three methods side by side",
-    note: "Best-k search, beam search and sampling at the same budget.",
-    view: "compare",
-    prompt: "The best thing about having a dog is",
+    note: "Everything the search finds",
+    prompt: "The best thing about learning a new language is",
     raw: true,
-    settings: { stop: ["."], max_new_tokens: 20 },
+    settings: { num_texts: null, max_new_tokens: 30, stop: ["."], scoring: "sum" },
+  },
+  {
+    note: "Side by side: three ways to get ten answers",
+    view: "compare",
+    prompt: "Write a tagline for a bakery.",
+    raw: false,
+    settings: {},
     lanes: [
       { method: "BKS", settings: {} },
       { method: "BS", settings: {} },
       { method: "Ncls0.8", settings: {} },
-    ],
-  },
-  {
-    title: "What the decay does",
-    note: "The same search with and without a preference for newer nodes.",
-    view: "compare",
-    prompt: "The easiest way to save money is",
-    raw: true,
-    settings: { stop: ["."], max_new_tokens: 20 },
-    lanes: [
-      { method: "BKS", settings: {} },
-      { method: "BKS", settings: { decay: "none" } },
     ],
   },
 ];

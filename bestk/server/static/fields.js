@@ -1,6 +1,6 @@
 /* One control for one setting: a label, what it does in a line, a way back to the default. Knows how
    values are typed and shown; what a setting means is the server's to say. */
-import { settingTitle, valueText } from "./words.js";
+import { settingSymbol, settingTitle, valueText } from "./words.js";
 
 const { element } = window.bestk;
 
@@ -15,7 +15,16 @@ const USUAL = {
   diversity: [0, 1, 0.05],
 };
 const LONG = new Set(["json_schema", "grammar"]);
-const UNSET = { budget: "auto", num_texts: "all", max_children: "auto" };
+const UNSET = { budget: "auto", max_children: "auto", k: "auto", beam_size: "auto", end_prob: "auto" };
+// The three that stand below the prompt: what most people choose from; "other" takes any number.
+const PICKS = {
+  num_texts: [[3, "3 answers"], [5, "5 answers"], [10, "10 answers"], [20, "20 answers"],
+    [null, "All it finds"]],
+  max_new_tokens: [[15, "A few words"], [40, "A sentence"], [80, "A few sentences"], [160, "A paragraph"]],
+  novelty: [[0.5, "Similar"], [1, "Different"], [2, "Very different"]],
+};
+export const PICKED = Object.keys(PICKS);
+const OTHER = "other";
 
 let numFields = 0;
 
@@ -24,7 +33,8 @@ export function makeField(setting, onChange) {
   return new KINDS[kindOf(setting)](setting, onChange);
 }
 
-function kindOf({ choices, type }) {
+function kindOf({ name, choices, type }) {
+  if (PICKS[name]) return "pick";
   if (choices && choices.length) return "choice";
   return KINDS[type] ? type : "string";
 }
@@ -44,8 +54,10 @@ class Field {
       this.control.setAttribute(name, value);
     }
     const title = settingTitle(this.name);
+    const symbol = settingSymbol(this.name);
     this.label = element("label", { for: this.id, class: "field-label" }, title);
-    this.label.title = this.name;
+    this.label.title = symbol ? `${this.name}, ${symbol} in the paper` : this.name;
+    if (symbol && !PICKS[this.name]) this.label.append(" ", element("i", { class: "symbol" }, symbol));
     this.back = element("button", { type: "button", class: "field-back", hidden: true }, "↺");
     this.back.setAttribute("aria-label", `${title}: back to ${this.usualText()}`);
     this.back.title = `Back to ${this.usualText()}`;
@@ -141,22 +153,78 @@ class NumberField extends Field {
     if (this.slider) this.slider.value = value ?? "";
   }
 
-  /** What the browser itself sees to be wrong, in words. */
   get problem() {
-    const { validity } = this.control;
-    const title = settingTitle(this.name);
-    if (validity.badInput) return `${title} must be a number.`;
-    if (validity.stepMismatch) return `${title} must be a whole number.`;
-    if (validity.rangeUnderflow) return `${title} must be at least ${this.control.min}.`;
-    if (validity.rangeOverflow) return `${title} must be at most ${this.control.max}.`;
-    if (this.value === null && this.usual !== null) return `${title} needs a number.`;
-    return "";
+    return problemOf(this.control, this);
   }
+}
+
+/** What the browser itself sees to be wrong with a number, in words. */
+function problemOf(control, { name, value, usual }) {
+  const { validity } = control;
+  const title = settingTitle(name);
+  if (validity.badInput) return `${title} must be a number.`;
+  if (validity.stepMismatch) return `${title} must be a whole number.`;
+  if (validity.rangeUnderflow) return `${title} must be at least ${control.min}.`;
+  if (validity.rangeOverflow) return `${title} must be at most ${control.max}.`;
+  if (value === null && usual !== null) return `${title} needs a number.`;
+  return "";
 }
 
 class IntegerField extends NumberField {
   step() {
     return "1";
+  }
+}
+
+/** A few usual numbers by name, and any other one typed. */
+class PickField extends NumberField {
+  get layout() {
+    return "pick";
+  }
+
+  get picks() {
+    return PICKS[this.name];
+  }
+
+  makeControl() {
+    const { name, type, min, max } = this.setting;
+    const options = this.picks.map(([value, words]) =>
+      element("option", { value: JSON.stringify(value) }, words));
+    this.exact = element("input", { type: "number", hidden: true, min: min ?? null, max: max ?? null,
+      step: type === "integer" ? "1" : "any", "aria-label": `${settingTitle(name)}, as a number` });
+    const control = element("select", {}, ...options, element("option", { value: OTHER }, "Other…"));
+    control.addEventListener("change", () => {
+      this.exact.hidden = control.value !== OTHER;
+      if (!this.exact.hidden) this.exact.focus();
+    });
+    return control;
+  }
+
+  lay() {
+    const row = super.lay();
+    const { symbol } = { symbol: settingSymbol(this.name) };
+    this.help.textContent = `${this.setting.help} ${symbol} in the paper.`;
+    this.help.classList.add("unseen");
+    this.control.title = this.help.textContent;
+    this.control.after(this.exact);
+    this.back.remove(); // the usual choice is one of the list
+    return row;
+  }
+
+  get value() {
+    if (this.control.value !== OTHER) return JSON.parse(this.control.value);
+    return this.exact.value.trim() === "" ? null : Number(this.exact.value);
+  }
+
+  set value(value) {
+    const isPick = this.picks.some(([pick]) => pick === value);
+    this.control.value = isPick ? JSON.stringify(value) : OTHER;
+    this.exact.hidden = isPick;
+    if (value !== null) this.exact.value = value; // where "other" begins
+  }
+
+  get problem() {
+    return this.control.value === OTHER ? problemOf(this.exact, this) : "";
   }
 }
 
@@ -312,6 +380,7 @@ class RowsField extends IntegersField {
 
 // By the server's names of types; one that is not here is typed as text.
 const KINDS = {
+  pick: PickField,
   choice: ChoiceField,
   boolean: BooleanField,
   integer: IntegerField,

@@ -1,4 +1,5 @@
-/* The form: prompt, what to do with it, model, method, settings. Gives and takes a request. */
+/* The form: prompt, what to do with it, model, method, settings, and how answers are steered: what they
+   begin with, words that they leave out. Gives and takes a request. */
 import { Settings } from "./settings.js";
 import { methodTitle, plural } from "./words.js";
 
@@ -12,16 +13,19 @@ const MODES = {
 };
 
 export class Form {
-  constructor({ settings, methods, models }, onChange) {
+  constructor({ settings, methods, models, limits }, onChange) {
     this.problems = [];
+    this.limits = limits;
     this.models = models;
     const options = models.map(({ id }) => element("option", { value: id }, id));
     at("model").replaceChildren(...options);
     at("model").addEventListener("change", () => this.showMode());
     at("method").replaceChildren(
       ...methods.map((name) => element("option", { value: name }, methodTitle(name))));
-    this.settings = new Settings(at("settings"), settings, () => {
+    this.begin = element("input", { type: "text", id: "begin", autocomplete: "off", spellcheck: "false" });
+    this.settings = new Settings({ picks: at("picks"), host: at("settings") }, settings, () => {
       this.countChanged();
+      this.showSteering();
       onChange();
     });
     this.countChanged();
@@ -48,6 +52,7 @@ export class Form {
   get asked() {
     return {
       prompt: at("prompt").value,
+      begin: this.begin.value,
       raw: this.isRaw,
       model: at("model").value,
       method: at("method").value,
@@ -56,14 +61,16 @@ export class Form {
   }
 
   /** Fill the form; what it has no place for is told in `problems`. */
-  set asked({ prompt, raw, model, method, settings }) {
+  set asked({ prompt, begin, raw, model, method, settings }) {
     this.problems = [];
     at("prompt").value = prompt;
+    this.begin.value = begin || "";
     for (const radio of this.modes) radio.checked = radio.value === (raw ? "continue" : "answer");
     this.choose(at("model"), model, "model");
     this.choose(at("method"), method, "method");
     this.settings.values = settings || {};
     this.showMode();
+    this.showSteering();
     this.complain("");
   }
 
@@ -78,7 +85,30 @@ export class Form {
   showMode() {
     const { isChat } = this;
     const mode = this.isRaw ? "continue" : isChat ? "answer" : "plain";
-    at("prompt-help").textContent = MODES[mode];
+    at("mode-help").textContent = MODES[mode];
+  }
+
+  /** Say how the answers are steered, each part with a way to let go of it. */
+  showSteering() {
+    if (!this.settings) return;
+    const avoided = this.settings.fields.get("bad_words");
+    const words = [...new Set(avoided.value.map((word) => word.toLowerCase()))];
+    const chips = words.map((word) => chip(word, `Allow ${word} again`, () => {
+      avoided.value = avoided.value.filter((other) => other.toLowerCase() !== word);
+      avoided.refresh();
+    }));
+    const parts = [];
+    if (this.begin.value) {
+      const drop = chip("", "Let answers begin as they like", () => {
+        this.begin.value = "";
+        this.showSteering();
+      });
+      const label = element("label", { for: "begin" }, "Answers begin with");
+      parts.push(element("span", { class: "steer is-begin" }, label, this.begin, drop));
+    }
+    if (chips.length) parts.push(element("span", { class: "steer" }, "Without the words ", ...chips));
+    at("steering").replaceChildren(...parts);
+    at("steering").hidden = !parts.length;
   }
 
   showMethod(isShown) {
@@ -87,7 +117,7 @@ export class Form {
 
   showBudget() {
     const budget = this.settings?.budget();
-    at("budget").textContent = Number.isFinite(budget) ? `Spends up to ${plural(budget, "expansion")} of the model.` : "";
+    at("budget").textContent = Number.isFinite(budget) ? `Asks the model up to ${plural(budget, "time")}.` : "";
   }
 
   countChanged() {
@@ -107,6 +137,11 @@ export class Form {
     }
     const isFine = this.settings.check();
     if (!isFine) this.complain("A setting needs another value: see the marked one.");
+    const most = this.limits.budget;
+    if (isFine && this.settings.budget() > most) {
+      this.complain("That is more than this server writes at once: ask for fewer or shorter answers.");
+      return false;
+    }
     return isFine;
   }
 
@@ -119,4 +154,15 @@ export class Form {
     at("problem").textContent = message;
     at("problem").hidden = !message;
   }
+}
+
+/** A word with a button that takes it away. */
+function chip(word, title, onDrop) {
+  const drop = element("button", { type: "button", class: "chip", "aria-label": title }, word, " ✕");
+  drop.title = title;
+  drop.addEventListener("click", () => {
+    onDrop();
+    at("prompt").focus();
+  });
+  return drop;
 }

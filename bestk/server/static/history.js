@@ -78,7 +78,7 @@ export class History {
     const open = element("button", { type: "button", class: "history-open" },
       element("span", { class: "history-prompt" }, shorten(asked.prompt, 140)),
       element("span", { class: "history-about" },
-        [when(entry.at), methods, texts, settingsText(asked.settings)].filter(Boolean).join(" · ")));
+        [when(entry.at), methods, texts, asked.begin && `beginning with “${shorten(asked.begin, 40)}”`, settingsText(asked.settings)].filter(Boolean).join(" · ")));
     open.addEventListener("click", () => {
       this.dialog.close();
       this.onOpen(asked, outcomes.map((outcome, i) => this.revive(entry, outcome, i)));
@@ -93,8 +93,8 @@ export class History {
   }
 
   revive({ id, asked }, { method, settings, kept }, i) {
-    const { model, prompt, raw } = asked;
-    const request = { model, prompt, raw, method, settings };
+    const { model, prompt, begin, raw } = asked;
+    const request = { model, prompt, begin, raw, method, settings };
     return SearchRun.revive(request, kept, this.graphs.get(`${id}/${i}`));
   }
 }

@@ -5,20 +5,21 @@ import { load, save } from "./storage.js";
 const { element } = window.bestk;
 const TYPED = new Set(["INPUT", "SELECT", "TEXTAREA"]);
 
-/** `actions`: {run, stop, prompt, search, compare, examples, history, share, theme, form, keys}. */
+/** `actions`: {run, stop, prompt, search, compare, examples, history, share, theme, advanced, tab, keys}. */
 export function watchKeys(actions, list, checkbox) {
   const letters = {
     p: ["go to the prompt", actions.prompt],
-    1: ["one search", actions.search],
+    1: ["ask", actions.search],
     2: ["compare", actions.compare],
+    r: ["answers or tree", actions.tab],
     e: ["examples", actions.examples],
     h: ["history", actions.history],
-    l: ["a link to this search", actions.share],
-    f: ["show or hide the form", actions.form],
+    l: ["a link to this", actions.share],
+    a: ["advanced settings", actions.advanced],
     t: ["light or dark", actions.theme],
     "?": ["this list", actions.keys],
   };
-  const fixed = [["Ctrl or ⌘ + Enter", "run"], ["Esc", "stop"]];
+  const fixed = [["Ctrl or ⌘ + Enter", "get answers"], ["Esc", "stop"], ["↑ ↓", "from answer to answer"]];
   const named = Object.entries(letters).map(([key, [words]]) => [key, words]);
   for (const [key, words] of [...fixed, ...named]) {
     list.append(element("dt", {}, element("kbd", {}, key)), element("dd", {}, words));

@@ -1,26 +1,25 @@
 /* One lane of a comparison: a method, the settings in which it differs from the form, and what it
    found. */
+import { AnswerList } from "./answers.js";
 import { makeField } from "./fields.js";
-import { Progress } from "./progress.js";
+import { stateText } from "./progress.js";
 import { SearchRun } from "./search_run.js";
 import { settingOptions } from "./settings.js";
-import { TextList } from "./text_list.js";
-import { methodTitle, settingsText } from "./words.js";
+import { methodTitle, plural, seconds, settingsText, settingTitle } from "./words.js";
 
 const { element } = window.bestk;
 
 export class Lane {
   /** `page` offers listed settings, methods, and hears onChange(), onRemove(lane), onOpen(run). */
-  constructor(page, { method, settings }, tagOf) {
+  constructor(page, { method, settings }, markedOf) {
     this.page = page;
     this.fields = new Map();
     this.run = null;
-    this.known = new Set(); // the texts of a run that has ended
-    this.build(method, tagOf);
+    this.build(method, markedOf);
     for (const [name, value] of Object.entries(settings)) this.addField(name, value);
   }
 
-  build(method, tagOf) {
+  build(method, markedOf) {
     this.badge = element("span", { class: "lane-badge" });
     this.method = element("select", { "aria-label": "Method" },
       ...this.page.methods.map((name) => element("option", { value: name }, methodTitle(name))));
@@ -29,22 +28,21 @@ export class Lane {
     this.remove = element("button", { type: "button", class: "quiet is-icon" }, "✕");
     this.remove.addEventListener("click", () => this.page.onRemove(this));
     this.changes = element("div", { class: "fields" });
-    this.add = element("select", { class: "lane-add", "aria-label": "Change a setting in this lane" });
+    this.add = element("select", { class: "lane-add", "aria-label": "Change a setting in this column" });
     this.add.addEventListener("change", () => {
       const field = this.addField(this.add.value);
       if (field) field.control.focus();
       this.page.onChange();
     });
-    this.progress = new Progress();
-    this.progress.box.hidden = true;
+    this.spent = element("p", { class: "lane-spent", hidden: true });
     this.error = element("p", { class: "problem", role: "alert", hidden: true });
-    this.list = new TextList("Texts of this lane, ranked", tagOf);
+    this.list = new AnswerList("Answers of this column, best first", { markedOf, say: this.page.say });
     this.list.box.hidden = true;
     this.open = element("button", { type: "button", class: "quiet", hidden: true }, "Open alone");
     this.open.addEventListener("click", () => this.page.onOpen(this.run));
     this.box = element("section", { class: "lane" },
       element("header", {}, this.badge, this.method, this.remove),
-      this.changes, this.add, this.progress.box, this.error, this.list.box, this.open);
+      this.changes, this.add, this.spent, this.error, this.list.box, this.open);
     this.refreshAdd();
   }
 
@@ -54,7 +52,7 @@ export class Lane {
     const field = makeField(setting, () => this.page.onChange());
     field.value = value === undefined ? this.page.valueOf(name) : value;
     field.refresh();
-    field.label.textContent = `${field.label.textContent} in this lane`;
+    field.label.textContent = `${settingTitle(name)} in this column`;
     const drop = element("button", { type: "button", class: "field-drop" }, "✕");
     drop.setAttribute("aria-label", `Leave ${name} as in the form`);
     drop.title = `Leave ${name} as in the form`;
@@ -83,8 +81,8 @@ export class Lane {
   setPlace(letter, isOnly) {
     this.letter = letter;
     this.badge.textContent = letter;
-    this.box.setAttribute("aria-label", `Lane ${letter}`);
-    this.remove.setAttribute("aria-label", `Remove lane ${letter}`);
+    this.box.setAttribute("aria-label", `Column ${letter}`);
+    this.remove.setAttribute("aria-label", `Remove column ${letter}`);
     this.remove.hidden = isOnly;
   }
 
@@ -116,13 +114,14 @@ export class Lane {
       this.frame = this.frame || requestAnimationFrame(() => this.refresh());
       onEvent(run);
     }));
-    this.clock = setInterval(() => this.progress.showTime(this.run), 200);
+    this.clock = setInterval(() => this.showSpent(), 200);
     await this.run.start();
     this.refresh();
   }
 
   show(run) {
     this.run = run;
+    this.list.clear();
     this.refresh();
   }
 
@@ -131,24 +130,37 @@ export class Lane {
     this.refresh();
   }
 
+  /** What it cost, in a line. */
+  showSpent() {
+    const { run } = this;
+    this.box.dataset.state = run.state;
+    if (!run.isOver) {
+      this.spent.textContent = `${stateText(run)} ${seconds(run.elapsed)}`;
+      return;
+    }
+    const time = run.result?.cost.seconds ?? run.elapsed;
+    const found = `${plural(run.ranked.length, "answer")} in ${seconds(time)}`;
+    this.spent.textContent = `${found}, the model asked ${plural(run.expanded, "time")}`;
+  }
+
   refresh() {
     cancelAnimationFrame(this.frame);
     this.frame = null;
     const { run } = this;
-    this.progress.box.hidden = !run;
+    this.spent.hidden = !run;
     this.list.box.hidden = !run;
     this.open.hidden = !run?.isOver || !run.ranked.length;
     this.error.hidden = !run?.error;
     if (!run || run.isOver) clearInterval(this.clock);
     if (!run) return;
-    if (run.isOver) this.known = new Set(run.ranked.map((text) => text.text));
     this.error.textContent = run.error ? run.error.message : "";
-    this.progress.show(run);
-    this.list.show(run.ranked, emptyText(run));
+    this.showSpent();
+    if (run.isOver) this.list.show(run.ranked, emptyText(run));
+    else this.list.showDrafts(run.drafts?.slots || [], run.request.settings.num_texts ?? 3);
   }
 }
 
 function emptyText(run) {
   if (run.error) return "";
-  return run.isOver ? "No text was found." : "No text is complete yet.";
+  return "No answer was found.";
 }

@@ -1,10 +1,11 @@
 /* A search as a link: prompt and settings in the fragment, which browsers do not send to servers. */
 
 /** Write what the form holds as a fragment, without the #. */
-export function toFragment({ view, model, prompt, raw, method, settings, lanes }, isRun = false) {
+export function toFragment({ view, model, prompt, begin, raw, method, settings, lanes }, isRun = false) {
   const parts = new URLSearchParams();
   if (view === "compare") parts.set("view", view);
   parts.set("prompt", prompt);
+  if (begin) parts.set("begin", begin);
   if (raw) parts.set("raw", "1");
   if (model) parts.set("model", model);
   if (method && view !== "compare") parts.set("method", method);
@@ -18,7 +19,7 @@ export function toFragment({ view, model, prompt, raw, method, settings, lanes }
 export function fromFragment(fragment, knownSettings) {
   const parts = new URLSearchParams(fragment.replace(/^#/, ""));
   if (!parts.has("prompt")) return null;
-  const asked = { view: "search", prompt: "", raw: false, settings: {}, lanes: null, isRun: false };
+  const asked = { view: "search", prompt: "", begin: "", raw: false, settings: {}, lanes: null, isRun: false };
   const problems = [];
   const readJson = (name, text) => {
     try {
@@ -31,6 +32,7 @@ export function fromFragment(fragment, knownSettings) {
   const plain = {
     view: (text) => (asked.view = text === "compare" ? "compare" : "search"),
     prompt: (text) => (asked.prompt = text),
+    begin: (text) => (asked.begin = text),
     raw: (text) => (asked.raw = text === "1"),
     model: (text) => (asked.model = text),
     method: (text) => (asked.method = text),

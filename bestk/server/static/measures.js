@@ -1,7 +1,8 @@
-/* How different texts are: different n-grams over words, as `bestk.rerank.ngrams` counts them. */
+/* How likely and how different texts are. Different n-grams over words are counted as
+   `bestk.rerank.ngrams` does. */
 
 export const ORDERS = [1, 2, 3];
-const WORD = /[\p{L}\p{N}_]+(?:['’-][\p{L}\p{N}_]+)*/gu;
+export const WORD = /[\p{L}\p{N}_]+(?:['’-][\p{L}\p{N}_]+)*/gu;
 
 export function words(text) {
   return text.toLowerCase().match(WORD) || [];
@@ -17,6 +18,31 @@ export function distinctness(texts) {
       for (let i = 0; i + n <= row.length; i += 1) grams.add(row.slice(i, i + n).join(" "));
     }
     return total ? grams.size / total : 0;
+  });
+}
+
+/** The chance that the model gives each piece of a text, on average: the geometric mean. */
+export function likelihood({ log_prob, num_tokens }) {
+  return Math.exp(log_prob / Math.max(1, num_tokens));
+}
+
+/** Of each text the share of its words, pairs and triples of words that no other text has. */
+export function differences(texts) {
+  const rows = texts.map((text) => {
+    const found = words(text);
+    return ORDERS.map((n) => new Set(found.slice(n - 1).map((_, i) => found.slice(i, i + n).join(" "))));
+  });
+  const held = ORDERS.map((_, order) => {
+    const counts = new Map();
+    for (const row of rows) for (const gram of row[order]) counts.set(gram, (counts.get(gram) || 0) + 1);
+    return counts;
+  });
+  return rows.map((row) => {
+    const shares = row
+      .map((grams, order) => [...grams].map((gram) => Number(held[order].get(gram) === 1)))
+      .filter((own) => own.length)
+      .map((own) => own.reduce((sum, one) => sum + one, 0) / own.length);
+    return shares.length ? shares.reduce((sum, share) => sum + share, 0) / shares.length : 0;
   });
 }
 

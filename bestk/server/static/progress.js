@@ -29,7 +29,6 @@ const SHARES = [
 
 export class Progress {
   constructor() {
-    this.bar = element("progress", { max: "1", value: "0", "aria-label": "Budget spent" });
     this.facts = {};
     const facts = element("dl", { class: "stats" });
     for (const [name, title] of [["texts", "Texts"], ["expanded", "Expanded"],
@@ -41,14 +40,11 @@ export class Progress {
     }
     this.shares = element("div", { class: "mass", role: "img" });
     this.word = element("p", { class: "progress-word" });
-    this.box = element("div", { class: "progress" }, this.bar, facts, this.shares, this.word);
+    this.box = element("div", { class: "progress" }, facts, this.shares, this.word);
   }
 
   show(run) {
     const { facts } = this;
-    const isBusy = !run.isOver && run.budget === null;
-    if (isBusy) this.bar.removeAttribute("value");
-    else this.bar.value = run.isOver ? 1 : run.expanded / Math.max(1, run.budget);
     this.box.dataset.state = run.state;
     facts.texts.textContent = String(run.ranked.length);
     const budget = run.budget ?? run.result?.config?.budget;

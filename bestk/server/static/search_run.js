@@ -1,9 +1,10 @@
 /* One search under way: takes the server's events in and keeps what they have told so far, so that
    a search that is stopped or breaks off still has its texts and its tree. Knows no element. */
 import { ServerError, search } from "./api.js";
+import { Drafts } from "./drafts.js";
 
 export class SearchRun {
-  /** `request`: {model, prompt, raw, method, settings}. `onChange(run, event)` hears of every event. */
+  /** `request`: {model, prompt, begin, raw, method, settings}. `onChange(run, event)` hears of every event. */
   constructor(request, onChange) {
     this.request = request;
     this.onChange = onChange;
@@ -12,6 +13,7 @@ export class SearchRun {
     this.known = null; // of the graph, all but its nodes and steps
     this.nodes = new Map();
     this.steps = [];
+    this.drafts = null; // what is being written, of searches for n texts
     this.expanded = 0;
     this.budget = null;
     this.mass = null;
@@ -50,10 +52,13 @@ export class SearchRun {
     return this.began === undefined ? 0 : ((this.ended ?? performance.now()) - this.began) / 1000;
   }
 
-  /** The texts, best first. */
+  /** The texts, best first, each with how it was begun for the model. */
   get ranked() {
-    if (this.result) return this.result.hypotheses;
-    return [...this.texts.values()].sort((a, b) => b.score - a.score || b.log_prob - a.log_prob);
+    const { begin = "" } = this.request;
+    const found = this.result
+      ? this.result.hypotheses
+      : [...this.texts.values()].sort((a, b) => b.score - a.score || b.log_prob - a.log_prob);
+    return begin ? found.map((text) => ({ ...text, begin })) : found;
   }
 
   async start() {
@@ -78,9 +83,10 @@ export class SearchRun {
   }
 
   body() {
-    const { model, prompt, raw, method, settings } = this.request;
+    const { model, prompt, begin, raw, method, settings } = this.request;
     const body = { prompt, method, ...settings, stream: true, graph: true, tree: true };
     if (model) body.model = model;
+    if (begin) body.begin = begin;
     if (raw) body.raw = true;
     return body;
   }
@@ -94,6 +100,7 @@ export class SearchRun {
       this.state = "running";
       this.began = performance.now();
       Object.assign(this, { budget: data.budget, signature: data.signature, id: data.id });
+      if (data.config.policy === "diverse") this.drafts = new Drafts();
     } else if (name === "step") {
       if (this.state === "queued") this.began = performance.now(); // waiting is not searching
       this.state = "running";
@@ -101,6 +108,7 @@ export class SearchRun {
       this.mass = data.mass;
       for (const text of data.texts) this.add(text);
       if (data.graph) this.absorb(data.graph);
+      for (const text of data.texts) this.drafts?.found(text);
     } else if (name === "result") {
       this.result = data;
       this.mass = data.mass;
@@ -125,6 +133,7 @@ export class SearchRun {
     this.known = { ...this.known, ...known };
     for (const node of nodes) this.nodes.set(node.id, node);
     this.steps.push(...steps);
+    this.drafts?.take(steps, this.nodes);
   }
 
   end(state) {

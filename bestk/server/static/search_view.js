@@ -1,83 +1,106 @@
-/* One search on the page: how far it is, its tree as it grows with the texts beside it (or the texts
-   alone where a method has no tree), and ways to take it away. */
+/* One search on the page: its answers as they are written and then in their order; in a tab beside them
+   the tree, with what the search did in its own words; and ways to take everything away. */
 import { render } from "./api.js";
+import { AnswerList, fullText } from "./answers.js";
 import { copyText } from "./clipboard.js";
 import { download, downloadJson, fileName } from "./files.js";
 import { Progress, stateText } from "./progress.js";
-import { TextList } from "./text_list.js";
+import { Tabs } from "./tabs.js";
 import { methodTitle, plural, seconds, settingsText, shorten } from "./words.js";
 
 const { element } = window.bestk;
 
 const MANY_NODES = 10_000;
+const MEANING =
+  "How likely: the chance that the model gives each piece of an answer, on average; a full bar is one in two. " +
+  "How different: how much of its wording is in no other answer here.";
 
 export class SearchView {
-  /** `page` offers theme() and say(words). */
+  /** `page` offers theme(), say(words), more(text), less(text), back(), again(). */
   constructor(host, page) {
     this.host = host;
     this.page = page;
     this.viewer = null;
-    this.pending = []; // parts of the graph that wait for the next frame
     this.run = null;
     this.build();
   }
 
   build() {
-    this.title = element("h2", { class: "outcome-title" });
-    this.sub = element("p", { class: "outcome-sub" });
-    const act = (label, onClick) => {
+    const act = (label, title, onClick) => {
       const button = element("button", { type: "button" }, label);
+      button.title = title;
       button.addEventListener("click", () => onClick(button));
       return button;
     };
-    this.copy = act("Copy texts", () => this.copyTexts());
-    this.json = act("JSON", () => this.saveJson());
-    this.html = act("HTML", () => this.saveHtml());
-    this.json.title = "Save the result as JSON";
-    this.html.title = "Save the tree as a page that opens offline";
-    this.progress = new Progress();
-    this.error = element("p", { class: "problem", role: "alert", hidden: true });
-    this.tree = element("div", { class: "tree" });
-    this.list = new TextList("Texts, ranked");
-    this.plainNote = element("p", { class: "field-help" });
-    this.plain = element("div", { class: "plain" }, this.plainNote, this.list.box);
-    this.about = element("p", { class: "signature" });
-    const head = element("header", { class: "outcome-head" },
+    this.title = element("h2", { class: "outcome-title" });
+    this.sub = element("p", { class: "outcome-sub" });
+    this.back = act("‹ Back", "Back to the answers before", () => this.page.back());
+    this.back.hidden = true;
+    this.copy = act("Copy all", "Copy all answers, one below the other", () => this.copyTexts());
+    this.json = act("Save", "Save everything that was found as a JSON file", () => this.saveJson());
+    this.bar = element("progress", { max: "1", value: "0", "aria-label": "How far it is" });
+    this.error = element("p", {});
+    this.retry = act("Try again", "Ask once more", () => this.page.again());
+    this.problem = element("div", { class: "problem", role: "alert", hidden: true }, this.error, this.retry);
+    this.list = new AnswerList("Answers, best first", {
+      say: this.page.say,
+      acts: [
+        ["More like this", "Ask for answers that begin as this one does", (text) => this.page.more(text)],
+        ["Less like this", "Ask for others, without the words of this one", (text) => this.page.less(text)],
+      ],
+    });
+    this.meaning = element("p", { class: "meaning" }, MEANING);
+    this.buildTree(act);
+    this.tabs = new Tabs("Answers or tree", [
+      ["answers", "Answers", element("div", {}, this.list.box, this.meaning)],
+      ["tree", "Tree", this.treePanel],
+    ], (name) => name === "tree" && this.draw());
+    const head = element("header", { class: "outcome-head" }, this.back,
       element("div", { class: "outcome-words" }, this.title, this.sub),
-      element("div", { class: "acts" }, this.copy, this.json, this.html));
-    this.host.replaceChildren(head, this.progress.box, this.error, this.tree, this.plain, this.about);
+      this.tabs.box, element("div", { class: "acts" }, this.copy, this.json));
+    this.host.replaceChildren(this.bar, head, this.problem, ...this.tabs.panels);
+  }
+
+  buildTree(act) {
+    this.progress = new Progress();
+    this.html = act("Save the tree", "Save the tree as a page that opens offline", () => this.saveHtml());
+    this.asked = element("p", { class: "field-help" });
+    this.note = element("p", { class: "field-help" });
+    this.tree = element("div", { class: "tree" });
+    this.about = element("p", { class: "signature" });
+    this.treePanel = element("div", { class: "tree-panel" }, this.progress.box,
+      element("div", { class: "tree-head" }, this.asked, this.html), this.note, this.tree, this.about);
   }
 
   /** Show a search from now on; whatever it knows already is shown at once. */
-  show(run) {
+  show(run, { canGoBack = false } = {}) {
     this.clear();
     this.run = run;
-    const { prompt, method, settings } = run.request;
-    this.title.textContent = shorten(prompt, 200);
-    this.title.title = prompt;
-    this.sub.textContent = [methodTitle(method), settingsText(settings)].filter(Boolean).join(" · ");
+    this.back.hidden = !canGoBack;
+    const { method, settings } = run.request;
+    this.asked.textContent = [methodTitle(method), settingsText(settings)].filter(Boolean).join(" · ");
     this.spoke = 0;
     this.numTold = 0;
-    if (run.graph) this.grow([run.graph]);
     this.refresh();
     if (run.isOver) this.settle();
-    else this.clock = setInterval(() => this.progress.showTime(run), 200);
+    else this.clock = setInterval(() => this.showState(), 200);
   }
 
   clear() {
     clearInterval(this.clock);
     cancelAnimationFrame(this.frame);
     this.frame = null;
-    this.pending = [];
     if (this.viewer) this.viewer.close();
     this.viewer = null;
+    this.isListSettled = null;
+    this.shown = null; // how much of the graph the viewer has
     this.tree.replaceChildren();
+    this.list.clear();
   }
 
   /** Take an event of the search that is shown. */
-  take(run, name, data) {
+  take(run) {
     if (run !== this.run) return;
-    if (name === "step" && data.graph) this.pending.push(data.graph);
     if (run.isOver) {
       this.draw();
       this.settle();
@@ -91,42 +114,77 @@ export class SearchView {
   draw() {
     cancelAnimationFrame(this.frame);
     this.frame = null;
-    const parts = this.pending.splice(0);
-    if (this.run.result?.graph) parts.push(this.run.result.graph);
-    if (parts.length) this.grow(parts);
+    if (!this.run) return;
+    if (this.tabs.current === "tree") this.grow();
     this.refresh();
   }
 
-  grow(parts) {
+  /** Bring the tree up to what is known; it is made when somebody first looks at it. */
+  grow() {
+    const { graph } = this.run;
+    if (!graph || this.shown === graph.steps.length + Number(this.run.isOver)) return;
+    this.shown = graph.steps.length + Number(this.run.isOver);
     if (this.viewer) {
-      this.viewer.update(...parts);
-      return;
+      this.viewer.update(graph);
+    } else {
+      const host = element("div", { class: "tree-host" });
+      this.tree.hidden = false;
+      this.tree.replaceChildren(host);
+      this.viewer = window.bestk.view(host, graph, { isEmbedded: true, theme: this.page.theme() });
     }
-    const [first, ...others] = parts;
-    const host = element("div", { class: "tree-host" });
-    this.tree.hidden = false;
-    this.tree.replaceChildren(host);
-    this.viewer = window.bestk.view(host, first, { isEmbedded: true, theme: this.page.theme() });
     this.viewer.setLive(!this.run.isOver);
-    if (others.length) this.viewer.update(...others);
   }
 
   refresh() {
     const { run } = this;
     const texts = run.ranked;
+    this.showState();
     this.progress.show(run);
+    this.showList(texts);
     this.tree.hidden = !this.viewer;
-    this.plain.hidden = Boolean(this.viewer);
-    if (!this.viewer) this.list.show(texts, waitText(run));
-    this.plainNote.textContent = run.isOver && texts.length ? noTreeText(run) : "";
-    this.plainNote.hidden = !this.plainNote.textContent;
+    this.note.textContent = this.viewer ? "" : noTreeText(run);
+    this.note.hidden = !this.note.textContent;
     this.copy.disabled = !texts.length;
     this.json.disabled = !texts.length && !run.result;
     this.html.disabled = !run.isOver || !run.graph;
-    this.error.hidden = !run.error;
+    this.problem.hidden = !run.error;
     this.error.textContent = run.error ? run.error.message : "";
     this.about.textContent = run.signature || "";
     this.about.hidden = !run.signature;
+    this.meaning.hidden = !run.isOver || !texts.length;
+  }
+
+  /** The one line over the answers, in plain words, and the bar. */
+  showState() {
+    const { run } = this;
+    const isEndless = !run.isOver && run.budget === null;
+    if (isEndless) this.bar.removeAttribute("value");
+    else this.bar.value = run.isOver ? 1 : run.expanded / Math.max(1, run.budget);
+    this.host.dataset.state = run.state;
+    const { begin } = run.request;
+    const count = run.isOver ? run.ranked.length : numWanted(run) || run.ranked.length;
+    this.title.textContent = count
+      ? `${plural(count, "answer")}${begin ? ` beginning with “${shorten(begin, 60)}”` : ""}`
+      : run.isOver ? "No answers" : "Answers";
+    this.sub.textContent = plainState(run);
+    if (!run.isOver) this.progress.showTime(run);
+  }
+
+  showList(texts) {
+    const { run } = this;
+    const { begin = "" } = run.request;
+    if (run.isOver) {
+      if (this.isListSettled === run) return;
+      this.isListSettled = run;
+      this.list.show(texts, run.error ? "" : "No answer was found. Longer answers, or fewer rules under Advanced, may help.");
+    } else if (run.drafts || !texts.length) {
+      const slots = (run.drafts?.slots || []).map((slot) => ({
+        draft: slot.draft, begin, text: slot.text && { ...slot.text, begin } }));
+      this.list.showDrafts(slots, numWanted(run) || 3);
+    } else {
+      const found = [...run.texts.values()].map((text) => ({ draft: "", begin, text: { ...text, begin } }));
+      this.list.showDrafts(found, numWanted(run) || 0);
+    }
   }
 
   /** The search has ended. */
@@ -135,9 +193,8 @@ export class SearchView {
     if (this.viewer) this.viewer.setLive(false);
     this.refresh();
     const { run } = this;
-    const time = run.result ? run.result.cost.seconds : run.elapsed;
     if (run.state === "failed") return; // the alert says it
-    this.page.say(`${stateText(run)} ${plural(run.ranked.length, "text")} in ${seconds(time)}.`);
+    this.page.say(`${plural(run.ranked.length, "answer")} in ${seconds(timeOf(run))}.`);
   }
 
   /** Tell those who do not see the page of new texts, but not faster than one can listen. */
@@ -147,7 +204,7 @@ export class SearchView {
     if (run.texts.size === this.numTold || now - this.spoke < 2000) return;
     this.spoke = now;
     this.numTold = run.texts.size;
-    this.page.say(`${plural(run.texts.size, "text")}. Best: ${shorten(run.ranked[0].text, 120)}`);
+    this.page.say(`${plural(run.texts.size, "answer")} so far. ${shorten(run.ranked[0].text, 120)}`);
   }
 
   setTheme(theme) {
@@ -155,11 +212,11 @@ export class SearchView {
   }
 
   async copyTexts() {
-    const texts = this.run.ranked.map((text) => text.text.trim());
+    const texts = this.run.ranked.map(fullText);
     await copyText(texts.join("\n"));
-    this.page.say(`${plural(texts.length, "text")} copied.`);
+    this.page.say(`${plural(texts.length, "answer")} copied.`);
     this.copy.textContent = "Copied";
-    setTimeout(() => (this.copy.textContent = "Copy texts"), 1500);
+    setTimeout(() => (this.copy.textContent = "Copy all"), 1500);
   }
 
   saveJson() {
@@ -172,23 +229,33 @@ export class SearchView {
       download(await render(sendable(this.run.graph)), `${fileName(this.run.request.prompt)}.html`);
     } catch (error) {
       this.error.textContent = error.message;
-      this.error.hidden = false;
+      this.problem.hidden = false;
     }
     this.html.disabled = false;
   }
 }
 
-function waitText(run) {
-  if (run.isOver) return run.error ? "" : "No text was found.";
-  return run.growsTree
-    ? "The tree appears with its first step."
-    : "The texts come all at once, when the method has ended.";
+function numWanted(run) {
+  return run.request.settings.num_texts ?? null;
+}
+
+function timeOf(run) {
+  return run.result?.cost.seconds ?? run.elapsed;
+}
+
+function plainState(run) {
+  if (run.state === "running") {
+    return run.texts.size ? `${run.texts.size} written so far…` : "Writing…";
+  }
+  if (run.state === "done") return `in ${seconds(timeOf(run))}`;
+  return stateText(run);
 }
 
 function noTreeText(run) {
+  if (!run.isOver) return run.growsTree ? "The tree appears with its first step." : "This method has no tree.";
   return run.growsTree
-    ? "The tree of this search is no longer in memory: run it again to see it."
-    : "This method keeps no tree; here are its texts.";
+    ? "The tree of this search is no longer in memory: ask again to see it."
+    : "This method has no tree to look at.";
 }
 
 /** A graph small enough to send: a very large one goes without the children that were not opened. */

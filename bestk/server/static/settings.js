@@ -1,25 +1,33 @@
-/* The form of all settings, made from what the server lists: the common ones first, the others folded
-   by panel. Gives and takes only what differs from the defaults. */
-import { makeField } from "./fields.js";
+/* All settings of a search, made from what the server lists: three below the prompt, the others by
+   panel under "Advanced". Gives and takes only what differs from the page's defaults. */
+import { makeField, PICKED } from "./fields.js";
 import { settingTitle } from "./words.js";
 
 const { element } = window.bestk;
 
-const COMMON = ["num_texts", "max_new_tokens", "novelty", "beam_size", "k", "stop", "scoring", "min_prob"];
-const PANEL_NOTES = {
-  Search: "How the frontier is ordered and pruned",
-  Stopping: "When the search ends before its budget",
-  Constraints: "What every text must hold or look like",
-  Shaping: "What is done to the model's probabilities",
-  Choice: "Which texts are shown, and in which order",
+// What the page asks for unless told otherwise: as many texts as the command line, of about a sentence.
+const OF_PAGE = { num_texts: 10, max_new_tokens: 40 };
+// What follows from how many texts are wanted, unless it is given.
+const FOLLOWS = new Set(["k", "beam_size", "policy", "end_prob"]);
+const PANELS = {
+  Search: ["How it searches", "Which beginnings are gone on with, and how far"],
+  Stopping: ["When it stops", "What ends an answer, and what ends the search"],
+  Constraints: ["Rules", "What every answer must hold or look like"],
+  Shaping: ["The model's chances", "What is done to them before the search sees them"],
+  Choice: ["Choice", "Which answers are shown, and in which order"],
 };
 
 /** Every setting that a request may hold, from what the server says of itself: those of the search,
     then those that choose among its texts. */
 export function listSettings({ settings, selections, rerankers, defaults }) {
   const choice = (name, type, help, more) => ({ name, type, help, panel: "Choice", ...more });
+  const known = settings.map((setting) => {
+    const { name } = setting;
+    if (name in OF_PAGE) return { ...setting, default: OF_PAGE[name] };
+    return FOLLOWS.has(name) ? { ...setting, default: null } : setting;
+  });
   return [
-    ...settings,
+    ...known,
     choice("select", "string", "Of n texts: diverse, good ones that differ, as is usual, or the best.",
       { choices: selections, default: defaults.select }),
     choice("diversity", "number", "How much diverse texts differ: 0, quality alone, to 1.",
@@ -31,13 +39,14 @@ export function listSettings({ settings, selections, rerankers, defaults }) {
 }
 
 export class Settings {
-  constructor(host, listed, onChange) {
+  /** `picks` takes the three, `host` the others. */
+  constructor({ picks, host }, listed, onChange) {
     this.onChange = onChange;
     this.panels = [];
     this.fields = new Map(
       listed.map((setting) => [setting.name, makeField(setting, () => this.changed())]),
     );
-    this.build(host, listed);
+    this.build(picks, host, listed);
     this.changed();
   }
 
@@ -45,21 +54,21 @@ export class Settings {
     return new Set(this.fields.keys());
   }
 
-  build(host, listed) {
+  build(picks, host, listed) {
     const rowOf = (name) => this.fields.get(name).row;
-    const common = COMMON.filter((name) => this.fields.has(name));
+    picks.replaceChildren(...PICKED.filter((name) => this.fields.has(name)).map(rowOf));
     const others = new Map();
     for (const { name, panel } of listed) {
-      if (common.includes(name)) continue;
+      if (PICKED.includes(name)) continue;
       const title = panel || "Other";
       others.set(title, [...(others.get(title) || []), name]);
     }
-    host.replaceChildren(element("div", { class: "fields" }, ...common.map(rowOf)));
-    for (const [title, names] of others) {
+    host.replaceChildren();
+    for (const [panel, names] of others) {
+      const [title, note] = PANELS[panel] || [panel, ""];
       const count = element("span", { class: "panel-count" });
-      const summary = element("summary", {},
-        element("span", { class: "panel-title" }, title === "Search" ? "More of the search" : title),
-        count, element("span", { class: "panel-note" }, PANEL_NOTES[title] || ""));
+      const summary = element("summary", {}, element("span", { class: "panel-title" }, title),
+        count, element("span", { class: "panel-note" }, note));
       const box = element("details", { class: "panel" }, summary,
         element("div", { class: "fields" }, ...names.map(rowOf)));
       this.panels.push({ box, count, names });
@@ -83,6 +92,12 @@ export class Settings {
     return values;
   }
 
+  /** What a request must hold: that too in which the page's defaults are not the server's. */
+  get sent() {
+    const usual = Object.entries(OF_PAGE).filter(([name]) => this.fields.has(name));
+    return { ...Object.fromEntries(usual), ...this.values };
+  }
+
   /** Show these values, and defaults where there is none. */
   set values(values) {
     for (const [name, field] of this.fields) {
@@ -95,7 +110,8 @@ export class Settings {
   /** Node expansions that a search may spend, with these values on top of the form's. */
   budget(changes = {}) {
     const value = (name) => changes[name] ?? this.fields.get(name)?.value;
-    return value("budget") ?? value("beam_size") * value("max_new_tokens");
+    const width = value("beam_size") ?? value("num_texts") ?? 10;
+    return value("budget") ?? width * value("max_new_tokens");
   }
 
   /** Say which values cannot be sent; true if all can. The first of them gets the focus. */

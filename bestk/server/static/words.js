@@ -24,10 +24,78 @@ export function methodTitle(name) {
   return name;
 }
 
-/** max_new_tokens → Max new tokens. */
+// Settings in plain words, with the symbol that the paper has for them.
+const SETTINGS = {
+  num_texts: ["How many", "n"],
+  max_new_tokens: ["How long", "T"],
+  novelty: ["How different", "μ"],
+  fill: ["Fill up with less likely answers"],
+  k: ["Written side by side", "k"],
+  beam_size: ["Effort per piece", "b"],
+  min_new_tokens: ["At least this long"],
+  budget: ["Effort in all", "C"],
+  scoring: ["What counts as good", "h"],
+  length_alpha: ["Weight of the length", "α"],
+  decay: ["Preference for newer beginnings"],
+  decay_weight: ["Strength of that preference", "κ"],
+  decay_power: ["Its growth with age", "β"],
+  min_prob: ["Least chance of a next piece", "γ"],
+  min_children: ["Ways to go on, at least"],
+  max_children: ["Ways to go on, at most"],
+  max_frontier: ["Beginnings that are kept"],
+  policy: ["Plan of the search"],
+  on_cut: ["Answers that are too long"],
+  rank_by: ["Order of the answers"],
+  max_completions: ["Stop after so many answers"],
+  timeout: ["Stop after so many seconds"],
+  certify: ["Stop once so many are proven"],
+  stop_ids: ["Tokens that end an answer"],
+  stop: ["An answer ends before"],
+  end_prob: ["Chance that is enough for an end"],
+  must_include: ["Words that must come in"],
+  include_bonus: ["Reward for each of them"],
+  regex: ["Pattern of the whole answer"],
+  json_schema: ["Schema of a JSON answer"],
+  grammar: ["Grammar of the answer"],
+  top_k: ["Only the likeliest pieces, so many"],
+  top_p: ["Only the likeliest pieces, this share"],
+  min_p: ["Only pieces this close to the likeliest"],
+  repetition_penalty: ["Against repetition"],
+  no_repeat_ngram_size: ["Nothing this long comes twice"],
+  encoder_repetition_penalty: ["In favour of the prompt's words"],
+  encoder_no_repeat_ngram_size: ["Nothing this long from the prompt"],
+  bad_words: ["Words to leave out"],
+  bad_words_ids: ["Token sequences to leave out"],
+  suppress_tokens: ["Tokens to leave out"],
+  begin_suppress_tokens: ["Tokens that begin no answer"],
+  forced_bos_token_id: ["First token of every answer"],
+  forced_eos_token_id: ["Last token of the longest answers"],
+  select: ["Which are shown"],
+  diversity: ["How much the choice looks at difference"],
+  rerank: ["Another order"],
+};
+
+/** A setting in plain words; one that is not known here by its name: max_x → Max x. */
 export function settingTitle(name) {
-  const words = name.replace(/_/g, " ");
-  return words.length > 1 ? words[0].toUpperCase() + words.slice(1) : words;
+  const words = SETTINGS[name]?.[0] || name.replace(/_/g, " ");
+  return words[0].toUpperCase() + words.slice(1);
+}
+
+/** The paper's symbol for a setting, if it has one. */
+export function settingSymbol(name) {
+  return SETTINGS[name]?.[1] || "";
+}
+
+/** How likely a text is, by the chance of each of its pieces. */
+export function likelyWord(share) {
+  if (share >= 0.4) return "Very likely";
+  return share >= 0.25 ? "Likely" : share >= 0.15 ? "Less likely" : "Unlikely";
+}
+
+/** How different a text is, by the share of its wording that no other has. */
+export function differentWord(share) {
+  if (share >= 0.85) return "Very different";
+  return share >= 0.65 ? "Different" : share >= 0.4 ? "A bit different" : "Much the same";
 }
 
 export function plural(count, word) {
@@ -62,9 +130,9 @@ export function valueText(value) {
   return String(value);
 }
 
-/** Settings in one line: "k 10 · stop "."". */
+/** Settings in one line: "How many 10 · An answer ends before \".\"". */
 export function settingsText(settings) {
   return Object.entries(settings)
-    .map(([name, value]) => `${name} ${shorten(valueText(value), 40)}`)
+    .map(([name, value]) => `${settingTitle(name)} ${shorten(valueText(value), 40)}`)
     .join(" · ");
 }
