@@ -6,25 +6,30 @@ Knows the rules between settings. Touches neither disk, network nor torch.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bestk.errors import OptionError, unknown
 from bestk.settings import (
     DECAYS,
-    DIFFERENCES,
     LEAST,
     MOST,
     ON_CUT,
     RANKINGS,
     REACH,
+    SAMPLES,
     SCORINGS,
     SHAPING,
+    digest,
+    json_text,
+    nats_of,
+    phrases_of,
+    plain,
+    tuple_of,
+    tuples_of,
 )
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -44,6 +49,12 @@ WIDEST_STEP = 32
 
 # What orders the nodes of Algorithm 2: whoever names one of them asks for it.
 _OF_BEST_K = ("scoring", "length_alpha", "decay", "decay_weight", "decay_power", "certify")
+
+# What a sample of texts has no use for: it is settled by the model's probabilities and a seed.
+NOT_OF_SAMPLES = (
+    *_OF_BEST_K,
+    *("min_prob", "min_children", "max_children", "max_completions", "must_include"),
+)
 
 
 _BY_N: Any = None  # replaced by what follows from `num_texts`
@@ -74,6 +85,8 @@ class SearchConfig:
     min_children: int = 1  # the best children are opened however flat the distribution is
     max_children: int | None = None  # children looked at per node; default: all that can pass γ
     max_frontier: int = 500  # heap size
+    sample: str | None = None  # drawn, not listed: "texts", n of them without replacement
+    seed: int = 0  # of what is drawn
     max_completions: int | None = None  # stop rule
     timeout: float | None = None  # stop rule, seconds
     certify: int | None = None  # stop rule: this many texts proven to be the model's likeliest
@@ -106,16 +119,16 @@ class SearchConfig:
     forced_eos_token_id: tuple[int, ...] = ()  # the last token of a text of max_new_tokens
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_ids", _tuple("stop_ids", self.stop_ids, int))
-        object.__setattr__(self, "stop", _tuple("stop", self.stop, str))
-        object.__setattr__(self, "must_include", _phrases(self.must_include))
-        object.__setattr__(self, "json_schema", _json_text(self.json_schema))
-        object.__setattr__(self, "bad_words", _tuple("bad_words", self.bad_words, str))
+        object.__setattr__(self, "stop_ids", tuple_of("stop_ids", self.stop_ids, int))
+        object.__setattr__(self, "stop", tuple_of("stop", self.stop, str))
+        object.__setattr__(self, "must_include", phrases_of(self.must_include))
+        object.__setattr__(self, "json_schema", json_text(self.json_schema))
+        object.__setattr__(self, "bad_words", tuple_of("bad_words", self.bad_words, str))
         for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
-            object.__setattr__(self, name, _tuple(name, getattr(self, name), int))
-        object.__setattr__(self, "novelty", _nats(self.novelty))
+            object.__setattr__(self, name, tuple_of(name, getattr(self, name), int))
+        object.__setattr__(self, "novelty", nats_of(self.novelty))
         self._follow_from_n()
-        object.__setattr__(self, "bad_words_ids", _tuples("bad_words_ids", self.bad_words_ids))
+        object.__setattr__(self, "bad_words_ids", tuples_of("bad_words_ids", self.bad_words_ids))
         self._check_counts()
         self._check_reals()
         self._check_names()
@@ -139,7 +152,9 @@ class SearchConfig:
                 raise OptionError(unknown("option", name, known))
         if base is None:
             return cls(**options)
-        if options.get("num_texts", base.num_texts) != base.num_texts:
+        if any(
+            options.get(n, getattr(base, n)) != getattr(base, n) for n in ("num_texts", "sample")
+        ):
             usual = cls(num_texts=base.num_texts)
             names = ("k", "beam_size", "policy", "end_prob")
             as_usual = {n: None for n in names if getattr(base, n) == getattr(usual, n)}
@@ -179,6 +194,8 @@ class SearchConfig:
         by_prob = vocab_size  # also where 1/γ is past the range of a double
         if self.min_prob * vocab_size > 1:
             by_prob = math.floor(1 / self.min_prob + 1e-9)
+        if self.sample == "texts":  # of more than n + 1 none has a key that matters
+            return min((self.num_texts or self.beam_size) + 1, vocab_size)
         # With n of each node's children there are n texts wherever the model has as many.
         n = self.num_texts if self.policy == "diverse" else None
         by_prob = max(by_prob, self.min_children, n or 0)
@@ -193,24 +210,27 @@ class SearchConfig:
             "log": f"log,{self.decay_weight:g}",
             "none": "none",
         }[self.decay]
+        is_best_k = self.policy != "diverse" and self.sample != "texts"
         fields = [
             f"k:{self.k}",
             f"b:{self.beam_size}",
             f"T:{self.max_new_tokens}",
             f"C:{self.total_budget}",
-            *([f"score:{scoring}", f"decay:{decay}"] if self.policy != "diverse" else []),
-            f"minprob:{self.min_prob:g}",
+            *([f"score:{scoring}", f"decay:{decay}"] if is_best_k else []),
+            *([f"minprob:{self.min_prob:g}"] if self.sample != "texts" else []),
             f"heap:{self.max_frontier}",
             f"rank:{self.rank_by}",
         ]
         told = {"k", "beam_size", "max_new_tokens", "budget", "scoring", "length_alpha", "decay"}
         told |= {"decay_weight", "decay_power", "min_prob", "max_frontier", "rank_by"}
         if self.policy == "best-k":
-            told |= {"policy", "num_texts", "novelty"}
+            told |= {"policy", "novelty"} if self.sample else {"policy", "num_texts", "novelty"}
+        if self.sample is None:
+            told |= {"seed"}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in told and value != field.default:
-                shown = _digest(value) if field.name in GRAMMARS else _plain(value)
+                shown = digest(value) if field.name in GRAMMARS else plain(value)
                 fields.append(f"{field.name.replace('_', '')}:{shown}")
         return "|".join(fields)
 
@@ -223,7 +243,8 @@ class SearchConfig:
         self._settle("k", 5 if n is None else min(n, WIDEST_STEP, self.total_budget))
         fields = {field.name: field.default for field in dataclasses.fields(self)}
         names_best_k = any(getattr(self, name) != fields[name] for name in _OF_BEST_K)
-        self._settle("policy", "best-k" if n is None or names_best_k else "diverse")
+        is_best_k = n is None or names_best_k or self.sample is not None
+        self._settle("policy", "best-k" if is_best_k else "diverse")
         if self.policy == "diverse":
             self._settle("end_prob", 0.01)
 
@@ -234,6 +255,11 @@ class SearchConfig:
     def _check_counts(self) -> None:
         for name in LEAST:
             self._check_count(name)
+        if self.sample == "texts" and self.max_frontier <= (self.num_texts or self.beam_size):
+            raise OptionError(
+                "sample='texts' needs max_frontier above num_texts, "
+                f"got {self.max_frontier}: raise it"
+            )
 
     def _check_count(self, name: str) -> None:
         value = getattr(self, name)
@@ -283,6 +309,8 @@ class SearchConfig:
 
     def _check_names(self) -> None:
         names = {"scoring": SCORINGS, "decay": DECAYS, "rank_by": RANKINGS, "on_cut": ON_CUT}
+        if self.sample is not None:
+            names["sample"] = SAMPLES
         if not isinstance(self.fill, bool):
             raise OptionError(f"fill must be true or false, got {self.fill!r}")
         for name, known in names.items():
@@ -298,6 +326,18 @@ class SearchConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise OptionError(f"{name} must be a text that is not empty, got {value!r}")
+        if self.sample is not None and self.policy != "best-k":
+            raise OptionError(
+                f"sample={self.sample!r} says which nodes come next: leave "
+                f"policy={self.policy!r} out"
+            )
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in NOT_OF_SAMPLES if self.sample == "texts" else ():
+            if getattr(self, name) != fields[name]:
+                raise OptionError(
+                    f"sample='texts' draws by probability alone: leave {name}="
+                    f"{getattr(self, name)!r} out"
+                )
         given = [name for name in GRAMMARS if getattr(self, name) is not None]
         if len(given) > 1:
             raise OptionError(f"{' and '.join(given)} exclude each other: give one of them")
@@ -315,68 +355,3 @@ class GrammarLimits:
 
 
 _OPTIONAL = {f.name for f in dataclasses.fields(SearchConfig) if f.default is None}
-
-
-def _tuple(name: str, value: Any, kind: type) -> tuple[Any, ...]:
-    if isinstance(value, kind):
-        value = (value,)
-    if not isinstance(value, Sequence) or not all(
-        isinstance(item, kind) and not isinstance(item, bool) for item in value
-    ):
-        raise OptionError(f"{name} must be a list of {kind.__name__}, got {value!r}")
-    if kind is str and "" in value:
-        raise OptionError(f"{name} must not hold an empty string")
-    return tuple(value)
-
-
-def _phrases(value: Any) -> tuple[str, ...]:
-    phrases: tuple[str, ...] = _tuple("must_include", value, str)
-    for phrase in phrases:
-        if not all(form.strip() for form in phrase.split("|")):
-            raise OptionError(
-                f"must_include takes words and phrases, several forms as 'ran|runs', got {phrase!r}"
-            )
-    return phrases
-
-
-def _json_text(schema: Any) -> Any:
-    """Turn a schema given as a dict into text, and see that a text is JSON."""
-    if isinstance(schema, dict):
-        try:
-            return json.dumps(schema, ensure_ascii=False)
-        except (TypeError, ValueError) as error:
-            raise OptionError(f"json_schema must be plain JSON data: {error}") from None
-    if isinstance(schema, str):
-        try:
-            is_object = isinstance(json.loads(schema), dict)
-        except json.JSONDecodeError as error:
-            raise OptionError(f"json_schema must be JSON: {error}") from None
-        if not is_object:
-            raise OptionError(f"json_schema must be a JSON object, got {schema[:40]!r}")
-    return schema
-
-
-def _nats(novelty: Any) -> Any:
-    if not isinstance(novelty, str):
-        return novelty
-    if novelty not in DIFFERENCES:
-        raise OptionError(unknown("novelty", novelty, DIFFERENCES))
-    return DIFFERENCES[novelty]
-
-
-def _tuples(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise OptionError(f"{name} must be a list of lists of int, got {value!r}")
-    if any(not isinstance(item, Sequence) or not item for item in value):
-        raise OptionError(f"{name} must be a list of lists of int, none empty, got {value!r}")
-    return tuple(_tuple(name, item, int) for item in value)
-
-
-def _plain(value: Any) -> str:
-    """Write a value without the bar that separates the fields of a signature."""
-    text = ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)
-    return text.replace("|", "/")
-
-
-def _digest(value: str) -> str:
-    return hashlib.sha256(value.encode()).hexdigest()[:8]

@@ -6,19 +6,18 @@ Knows texts only as strings that somebody else decoded.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bestk.config import SearchConfig
 from bestk.core.mass import Mass
-from bestk.core.record import TreeRecord
+from bestk.core.record import Drawn, TreeRecord
 from bestk.core.tree import State
 from bestk.errors import OptionError, SchemaError
 from bestk.version import __version__
@@ -51,6 +50,7 @@ class Hypothesis:
     is_complete: bool = True  # false: cut off at max_new_tokens
     rerank_score: float | None = None  # what a reranker gave; the results are then in its order
     item: Any = None  # with `allowed`, the row of the trie, or what that is named
+    drawn: Drawn | None = None  # with `sample="texts"`, how it came into the sample
 
     @property
     def finish_reason(self) -> str:
@@ -61,29 +61,6 @@ class Hypothesis:
     def num_tokens(self) -> int:
         """Count the tokens, the one that completed the text included."""
         return len(self.token_ids)
-
-
-class LazyTexts(Mapping[int, str]):
-    """How to show the tokens of a tree, looked up when somebody first asks."""
-
-    def __init__(
-        self, lookup: Callable[[Sequence[int]], dict[int, str]], record: TreeRecord
-    ) -> None:
-        self._lookup = lookup
-        self._record = record
-
-    @functools.cached_property
-    def _texts(self) -> dict[int, str]:
-        return self._lookup(self._record.child_token.tolist())
-
-    def __getitem__(self, token: int) -> str:
-        return self._texts[token]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._texts)
-
-    def __len__(self) -> int:
-        return len(self._texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +282,18 @@ def merge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
         known = best.get(hypothesis.text)
         if known is None or _standing(hypothesis) > _standing(known):
             best[hypothesis.text] = hypothesis
-    return [dataclasses.replace(h, count=counts[h.text]) for h in best.values()]
+    weights: dict[str, float] = {}
+    for hypothesis in hypotheses:
+        if hypothesis.drawn is not None:
+            weights[hypothesis.text] = weights.get(hypothesis.text, 0.0) + hypothesis.drawn.weight
+    return [
+        dataclasses.replace(
+            h,
+            count=counts[h.text],
+            drawn=h.drawn and dataclasses.replace(h.drawn, weight=weights[h.text]),
+        )
+        for h in best.values()
+    ]
 
 
 def _standing(hypothesis: Hypothesis) -> tuple[bool, float]:
@@ -334,6 +322,7 @@ def ranking_score(
 def _hypothesis_json(hypothesis: Hypothesis) -> dict[str, Any]:
     told = {name: getattr(hypothesis, name) for name in _TOLD}
     told |= {} if hypothesis.item is None else {"item": hypothesis.item}
+    told |= {} if hypothesis.drawn is None else {"drawn": dataclasses.asdict(hypothesis.drawn)}
     return {name: list(x) if isinstance(x, tuple) else x for name, x in told.items()}
 
 
@@ -345,8 +334,9 @@ def _read_bound(data: dict[str, Any]) -> float | None:
 
 def _read(cls: type[SearchResult], data: dict[str, Any]) -> SearchResult:
     def hypothesis(entry: dict[str, Any]) -> Hypothesis:
-        entry = {"item": None, **entry}
+        entry = {"item": None, "drawn": None, **entry}
         known = {f.name: entry[f.name] for f in dataclasses.fields(Hypothesis)}
+        known["drawn"] = Drawn(**entry["drawn"]) if entry["drawn"] else None
         known["token_ids"] = tuple(known["token_ids"])
         known["log_probs"] = tuple(known["log_probs"])
         if not math.isfinite(known["score"]):

@@ -1,22 +1,27 @@
 """Every setting of a search as people meet it: its panel, a line of help, its type and its range.
 
 The command line makes options of it, the server a list for its page. Defaults and rules are in
-`config.py`, which reads names and ranges from here; knows no front end.
+`config.py`, which reads names, ranges and values by what is here; knows no front end.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from bestk.errors import OptionError, unknown
 
 SCORINGS = ("mean", "sum", "last")
 DECAYS = ("power", "log", "none")
 RANKINGS = ("mean", "sum", "score", "step")
 ON_CUT = ("keep", "trim")
+SAMPLES = ("texts",)
 DIFFERENCES = {"similar": 0.5, "different": 1.0, "very different": 2.0}  # novelty in words
 
 # The smallest value of every setting that is a whole number.
@@ -36,6 +41,7 @@ LEAST = {
     "no_repeat_ngram_size": 1,
     "encoder_no_repeat_ngram_size": 1,
     "forced_bos_token_id": 0,
+    "seed": -(2**53),
 }
 
 MOST = 2**53  # tensors compare these numbers, and so do JSON's readers
@@ -71,6 +77,8 @@ _SEARCH = {
     "min_children": "Likeliest tokens opened in any case.",
     "max_children": "Tokens looked at per node; all that can pass min prob unless given.",
     "max_frontier": "Open nodes kept after each step.",
+    "sample": "Draw texts: n different ones without replacement, with their inclusion probability.",
+    "seed": "Seed of what is drawn.",
     "policy": "Which nodes come next: best-k, the paper's algorithm, or diverse, for n texts.",
     "on_cut": "Texts that are cut off: keep them so, or trim them to their last whole sentence.",
     "rank_by": f"Order of the texts: {', '.join(RANKINGS)}.",
@@ -114,7 +122,13 @@ PANELS = {
 }
 
 SHAPING = tuple(_SHAPING)  # what changes the model's probabilities
-CHOICES = {"scoring": SCORINGS, "decay": DECAYS, "rank_by": RANKINGS, "on_cut": ON_CUT}
+CHOICES = {
+    "scoring": SCORINGS,
+    "decay": DECAYS,
+    "rank_by": RANKINGS,
+    "on_cut": ON_CUT,
+    "sample": SAMPLES,
+}
 # The ranges of settings that are real numbers; where an end is missing there is none.
 RANGES: dict[str, tuple[float, float | None]] = {
     **REACH,
@@ -187,3 +201,73 @@ def _type_name(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         return _type_name(typing.get_args(kind)[0]) + "[]"
     return _NAMES[kind]
+
+
+def tuple_of(name: str, value: Any, kind: type) -> tuple[Any, ...]:
+    """Read a list of one kind; one value alone is a list of it."""
+    if isinstance(value, kind):
+        value = (value,)
+    if not isinstance(value, Sequence) or not all(
+        isinstance(item, kind) and not isinstance(item, bool) for item in value
+    ):
+        raise OptionError(f"{name} must be a list of {kind.__name__}, got {value!r}")
+    if kind is str and "" in value:
+        raise OptionError(f"{name} must not hold an empty string")
+    return tuple(value)
+
+
+def phrases_of(value: Any) -> tuple[str, ...]:
+    """Read the phrases of `must_include`."""
+    phrases: tuple[str, ...] = tuple_of("must_include", value, str)
+    for phrase in phrases:
+        if not all(form.strip() for form in phrase.split("|")):
+            raise OptionError(
+                f"must_include takes words and phrases, several forms as 'ran|runs', got {phrase!r}"
+            )
+    return phrases
+
+
+def json_text(schema: Any) -> Any:
+    """Turn a schema given as a dict into text, and see that a text is JSON."""
+    if isinstance(schema, dict):
+        try:
+            return json.dumps(schema, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"json_schema must be plain JSON data: {error}") from None
+    if isinstance(schema, str):
+        try:
+            is_object = isinstance(json.loads(schema), dict)
+        except json.JSONDecodeError as error:
+            raise OptionError(f"json_schema must be JSON: {error}") from None
+        if not is_object:
+            raise OptionError(f"json_schema must be a JSON object, got {schema[:40]!r}")
+    return schema
+
+
+def nats_of(novelty: Any) -> Any:
+    """Read `novelty`, which may be a word."""
+    if not isinstance(novelty, str):
+        return novelty
+    if novelty not in DIFFERENCES:
+        raise OptionError(unknown("novelty", novelty, DIFFERENCES))
+    return DIFFERENCES[novelty]
+
+
+def tuples_of(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    """Read a list of lists of token ids."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise OptionError(f"{name} must be a list of lists of int, got {value!r}")
+    if any(not isinstance(item, Sequence) or not item for item in value):
+        raise OptionError(f"{name} must be a list of lists of int, none empty, got {value!r}")
+    return tuple(tuple_of(name, item, int) for item in value)
+
+
+def plain(value: Any) -> str:
+    """Write a value without the bar that separates the fields of a signature."""
+    text = ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)
+    return text.replace("|", "/")
+
+
+def digest(value: str) -> str:
+    """Name a long text in a signature."""
+    return hashlib.sha256(value.encode()).hexdigest()[:8]

@@ -19,7 +19,17 @@ from jaxtyping import install_import_hook
 settings.register_profile("nightly", deadline=None)  # tests of cases that are drawn draw more
 
 # Only where tensors flow: user-facing modules check their own values, and say so better.
-CORE = ("best_k", "frontier", "ledger", "policy", "state", "tree", "uniform_cost")
+CORE = (
+    "best_k",
+    "gumbel",
+    "noise",
+    "frontier",
+    "ledger",
+    "policy",
+    "state",
+    "tree",
+    "uniform_cost",
+)
 TENSOR_MODULES = [f"core.{name}" for name in CORE]
 TENSOR_MODULES += [f"backends.{name}" for name in ("base", "prefix", "toy", "transformers")]
 TENSOR_MODULES += ["baselines", "constraints.allowed", "processors.base", "processors.builtin"]

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from bestk.baselines.base import TreePolicy, check_finite, check_plain, mass_of, shared
 from bestk.baselines.filters import Filter, listed
-from bestk.baselines.noise import exponential
 from bestk.baselines.team import Team
 from bestk.config import SearchConfig
 from bestk.core.frontier import Nodes
+from bestk.core.noise import gumbel, of_beams
 from bestk.core.policy import Plan, Policy, Shape
 from bestk.core.record import Finding, Found, TreeRecord
 from bestk.core.tree import State
@@ -275,8 +275,9 @@ class BeamPolicy(TreePolicy):
         wide = places[..., None].expand(-1, -1, token.shape[2])
         token, last = token.gather(1, wide), last.gather(1, wide)
         score = team.scores(self.depth)[..., None] + last
-        noise = exponential(torch.tensor(self.keys, device=token.device), self.depth, token)
-        drawn = (score - noise.log()).flatten(1)
+        beams = torch.arange(token.shape[1], device=token.device)
+        address = of_beams(torch.tensor(self.keys, device=token.device), self.depth, beams)
+        drawn = (score + gumbel(address, token)).flatten(1)
         order = drawn.topk(min(self.num_candidates, drawn.shape[1]), dim=1).indices
         return order, token, last, score
 

@@ -1,8 +1,8 @@
 """The paper's methods by name, and `run_method`, which runs any of them on prompts.
 
 Names are the paper's: BS, DBS, DBS+, Ncls0.8, Typ0.5, BNcls0.8, BTyp0.5, BFS, BKS_mean, BKS_last;
-and Minp0.1, BKS_diverse. A number in a name may be any other; BKS is best-k search with whatever
-scoring the settings have. Knows no algorithm.
+and Minp0.1, BKS_diverse, SWOR: n texts drawn without replacement. A number in a name may be any
+other; BKS is best-k search with whatever scoring the settings have. Knows no algorithm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bestk.api import Batch, best_first_config
 from bestk.baselines.beam import Beam
 from bestk.baselines.filters import MinProb, Nucleus, Typical
 from bestk.baselines.sampling import Sampling
-from bestk.config import SearchConfig
+from bestk.config import NOT_OF_SAMPLES, SearchConfig
 from bestk.core.methods import Method
 from bestk.engine.request import Request, Update, requests_of
 from bestk.engine.scheduler import Scheduler
@@ -53,7 +53,20 @@ class BestFirst:
         return best_first_config(lm, config)
 
 
-AnyMethod = Method | Scored | BestFirst
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Sampling without replacement, by one search."""
+
+    def config(self, lm: LanguageModel, config: SearchConfig) -> SearchConfig:
+        """Return the settings of the search, without those of other methods."""
+        usual = SearchConfig()
+        own = {name: getattr(usual, name) for name in NOT_OF_SAMPLES}
+        n = config.num_texts or config.beam_size
+        return SearchConfig.of({**own, "num_texts": n, "sample": "texts", "policy": None}, config)
+
+
+Preset = Scored | BestFirst | Sample  # a search with settings of its own
+AnyMethod = Method | Preset
 
 METHODS: dict[str, AnyMethod] = {
     "BS": Beam(),
@@ -76,6 +89,7 @@ METHODS: dict[str, AnyMethod] = {
     "BKS_mean": Scored(scoring="mean"),
     "BKS_last": Scored(scoring="last"),
     "BKS_diverse": Scored(policy="diverse"),
+    "SWOR": Sample(),
 }
 
 BATCH_SIZE = 8  # prompts run side by side
@@ -95,7 +109,7 @@ def run_method(
     method: str | AnyMethod = "BKS_mean",
     config: SearchConfig | None = None,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     num_draws: int | None = None,
     batch_size: int = BATCH_SIZE,
     keep_tree: bool = True,
@@ -129,14 +143,16 @@ def requests_for(
     method: str | AnyMethod,
     config: SearchConfig,
     *,
-    seed: int = 0,
+    seed: int | None = None,
     **options: Any,
 ) -> list[Request]:
     """Make requests for a method, which may be best-k search with other settings."""
     chosen = method_of(method)
-    if isinstance(chosen, Scored | BestFirst):
-        return requests_of(lm, prompts, chosen.config(lm, config), seed=seed, **options)
-    return requests_of(lm, prompts, config, method=chosen, seed=seed, **options)
+    if seed is not None:
+        config = SearchConfig.of({"seed": seed}, config)
+    if isinstance(chosen, Preset):
+        return requests_of(lm, prompts, chosen.config(lm, config), **options)
+    return requests_of(lm, prompts, config, method=chosen, **options)
 
 
 def results_of(updates: Iterable[Update]) -> dict[Request, SearchResult]:

@@ -37,7 +37,10 @@ _EXACT: dict[str, Any] = {
 }
 _K, _BUDGET, _MOST_CHILDREN = 128, 1500, 512
 # Settings that end texts, or say what they must be: an item of the trie is all that.
-_REFUSED = ("length_alpha", "min_new_tokens", "stop", "stop_ids", "must_include", *GRAMMARS)
+_REFUSED = (
+    *("length_alpha", "min_new_tokens", "stop", "stop_ids", "must_include", "sample"),
+    *GRAMMARS,
+)
 
 
 class _Tables(NamedTuple):

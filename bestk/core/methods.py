@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from bestk.config import SearchConfig
 from bestk.core.best_k import BestK
 from bestk.core.diverse import Diverse
+from bestk.core.gumbel import Gumbel
 from bestk.core.policy import Policy, Shape
 from bestk.core.uniform_cost import UniformCost
 from bestk.errors import OptionError, unknown
@@ -24,6 +25,7 @@ POLICIES: dict[str, type[BestK]] = {
     "diverse": Diverse,
     "uniform-cost": UniformCost,
 }
+SAMPLERS: dict[str, type[BestK]] = {"texts": Gumbel}  # by what they draw
 
 
 @runtime_checkable
@@ -45,9 +47,10 @@ class Method(Protocol):
 
 def policy_of(config: SearchConfig, shape: Shape, method: Method | None = None) -> Policy:
     """Make the policy of a batch: the method's, or the one that the settings name."""
-    return (
-        POLICIES[config.policy](config, shape) if method is None else method.policy(config, shape)
-    )
+    if method is not None:
+        return method.policy(config, shape)
+    known = POLICIES[config.policy] if config.sample is None else SAMPLERS[config.sample]
+    return known(config, shape)
 
 
 def check_policy(config: SearchConfig) -> None:

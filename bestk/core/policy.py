@@ -54,6 +54,7 @@ class Policy(ABC):
 
     is_static = False  # `next` and `step` are fixed series of kernels: a CUDA graph can hold them
     can_refill = False  # a search can begin while others run
+    draws = False  # children are drawn, by `draw`
     spec: BatchSpec
     judge: Judge  # for policies that choose among children by themselves; set by the batch
     is_active: Bool[Tensor, " batch"]
@@ -69,6 +70,15 @@ class Policy(ABC):
     def gate(self, nodes: NodeBatch, children: Children) -> Gate | None:
         """Return which children could be opened; None where a policy asks `judge` by itself."""
         return None
+
+    def draw(
+        self,
+        nodes: NodeBatch,
+        log_probs: Float[Tensor, "batch nodes vocab"],
+        rows: Int[Tensor, " some"] | None,
+    ) -> Children:
+        """Draw the children of nodes, of these rows or of all, from whole distributions."""
+        raise AssertionError("only policies that declare it draw")
 
     @abstractmethod
     def step(self, plan: Plan, children: Children) -> None:

@@ -123,6 +123,18 @@ class TreeRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """How a text of a sample without replacement was drawn.
+
+    The sum of `weight` × f over a sample estimates, without bias, the sum of p × f over all texts.
+    """
+
+    key: float  # its log-probability with Gumbel noise: the sample has the n highest
+    inclusion: float  # probability that it is in the sample, given the highest key outside
+    weight: float  # p / inclusion; added up where texts were merged
+
+
+@dataclass(frozen=True, kw_only=True)
 class Found:
     """One token sequence, complete unless `is_complete` is false."""
 
@@ -133,6 +145,7 @@ class Found:
     is_complete: bool = True
     is_certified: bool = False
     score: float | None = None  # None: by `rank_by`
+    drawn: Drawn | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

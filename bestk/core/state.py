@@ -270,9 +270,11 @@ class SearchState:
         if self.spec.num_children < self.shape.vocab_size:
             # A token past the list is no likelier than the last of the likeliest, nor than what is
             # left; forced tokens come after those, and are as unlikely as they are.
-            left = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=ROUNDING).log()
-            last = children.log_prob[..., self.spec.num_children - 1]
-            unseen = plan.log_prob + torch.minimum(left, last)
+            likeliest = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=ROUNDING).log()
+            if self.config.sample is None:  # what is drawn may leave likelier tokens out
+                last = children.log_prob[..., self.spec.num_children - 1]
+                likeliest = torch.minimum(likeliest, last)
+            unseen = plan.log_prob + likeliest
             if self.by_score:  # children are sorted by it
                 unseen = worth[..., self.spec.num_children - 1]
             best = torch.maximum(best, unseen)

@@ -102,7 +102,9 @@ class Batch:
         self.policy = policy_of(first.shared_config, shape, first.method)
         backend.check(
             self.policy.spec,
-            whole=first.evaluation.needs_whole or not self.policy.spec.num_children,
+            whole=first.evaluation.needs_whole
+            or self.policy.draws
+            or not self.policy.spec.num_children,
         )
         prompts = [request.ids for request in requests[:rows]]
         prompts += prompts[:1] * (rows - len(prompts))
@@ -298,7 +300,7 @@ def _key(request: Request) -> int:
 
     So a prompt's draws are the same in any batch, at any place, on any device.
     """
-    digest = hashlib.sha256(repr((request.seed, request.ids)).encode())
+    digest = hashlib.sha256(repr((request.config.seed, request.ids)).encode())
     return int.from_bytes(digest.digest()[:7], "big")
 
 

@@ -188,7 +188,7 @@ class Evaluator:
     def needs_whole(self) -> bool:
         """Whether any row needs whole distributions."""
         needs = (one is not None and one.needs_whole for one, _ in self.parts)
-        return self.spec.num_children == 0 or any(needs)
+        return self.policy.draws or self.spec.num_children == 0 or any(needs)
 
     @property
     def is_static(self) -> bool:
@@ -199,12 +199,13 @@ class Evaluator:
         """Return the children of nodes, of what the model gave for them."""
         judged = any(one is not None and one.judges for one, _ in self.parts)
         if len(self.parts) == 1:
-            return self._children(self.parts[0].evaluation, self.contexts, nodes, found, judged)
+            return self._children(self.parts[0], self.contexts, nodes, found, judged)
         made = []
-        for evaluation, rows in self.parts:
+        for part in self.parts:
+            rows = part.rows
             assert rows is not None
             contexts, some = self.contexts.take(rows), nodes.take(rows)
-            made.append(self._children(evaluation, contexts, some, _rows(found, rows), judged))
+            made.append(self._children(part, contexts, some, _rows(found, rows), judged))
             self.contexts.states[rows] = contexts.states
         return self._joined(made, nodes)
 
@@ -222,14 +223,14 @@ class Evaluator:
 
     def _children(
         self,
-        evaluation: Evaluation | None,
+        part: Part,
         contexts: ContextTable,
         nodes: NodeBatch,
         found: Tensor | Children,
         judged: bool,
     ) -> Children:
         """Return the children of nodes whose searches have the same settings."""
-        context = NodeContext(contexts, nodes)
+        evaluation, context = part.evaluation, NodeContext(contexts, nodes)
         forced = None
         if isinstance(found, Children):
             children = found
@@ -254,7 +255,11 @@ class Evaluator:
             if self.spec.num_children == 0:
                 nothing = nodes.token[..., None][..., :0]
                 return Children(nothing, nothing.float(), whole=scores)
-            children = top_children(scores, self.spec.num_children, is_normalised=is_normalised)
+            if self.policy.draws:
+                log_probs = scores if is_normalised else normalised(scores.float())
+                children = self.policy.draw(nodes, log_probs, part.rows)
+            else:
+                children = top_children(scores, self.spec.num_children, is_normalised=is_normalised)
             if evaluation is not None and evaluation.num_forced:
                 forced = evaluation.forced(nodes, self.spec.num_forced)
             elif self.spec.num_forced:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _OWN: dict[str, Any] = {
     f.name: f.default
     for f in dataclasses.fields(SearchConfig)
-    if f.name in (*OF_EVALUATION, "timeout", "rank_by", "on_cut", "fill")
+    if f.name in (*OF_EVALUATION, "timeout", "rank_by", "on_cut", "fill", "seed")
 }
 
 
@@ -47,7 +47,6 @@ class Request:
     hooks: Hooks = field(default_factory=Hooks)
     method: Method | None = None  # None: the policy of the settings
     barred: Sequence[int] = ()  # nodes of the trie that are excluded, marked
-    seed: int = 0
     number: int = 0  # the prompt's place among the caller's
     is_watched: bool = False  # whether every step is told
     keep_tree: bool = True
@@ -97,7 +96,7 @@ class Request:
         if self.method is None:
             names = [*self.hooks.names, *(["exclude"] if len(self.barred) else [])]
             return signature(self.config, self.lm.name, names)
-        told = self.method.describe(self.config, self.seed)
+        told = self.method.describe(self.config, self.config.seed)
         return f"bestk|model:{self.lm.name}|{told}|v:{__version__}"
 
     def named(self, hypotheses: Sequence[Hypothesis]) -> Sequence[Hypothesis]:
@@ -148,6 +147,11 @@ def requests_of(
         if method is not None:
             raise OptionError("allowed= is for searches, not for other methods")
         config = hooks.allowed.settings(config)
+    if config.sample is not None and hooks.constraints:
+        raise OptionError(
+            f"sample={config.sample!r} draws from what the model says: constraints as objects may "
+            "bar what was drawn, so leave them out"
+        )
     if method is None:
         check_policy(config)
     else:
@@ -178,7 +182,8 @@ def requests_of(
         for number, (prompt, one) in enumerate(zip(prompts, ids, strict=True))
     ]
     if requests and method is None:
-        lm.backend.check(requests[0].spec, whole=evaluation.needs_whole)
+        is_whole = evaluation.needs_whole or config.sample is not None
+        lm.backend.check(requests[0].spec, whole=is_whole)
     return requests
 
 

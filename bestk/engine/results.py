@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bestk.config import SearchConfig
-from bestk.core.record import Finding, Found
+from bestk.core.record import Finding, Found, TreeRecord
 from bestk.engine.request import Request
 from bestk.result import (
     Cost,
     Hypothesis,
-    LazyTexts,
     SearchResult,
     emptiness,
     merge,
@@ -23,6 +23,29 @@ from bestk.result import (
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]*_]*(?=\s|$)|[。！？][」』）】”]*")
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+
+
+class LazyTexts(Mapping[int, str]):
+    """How to show the tokens of a tree, looked up when somebody first asks."""
+
+    def __init__(
+        self, lookup: Callable[[Sequence[int]], dict[int, str]], record: TreeRecord
+    ) -> None:
+        self._lookup = lookup
+        self._record = record
+
+    @functools.cached_property
+    def _texts(self) -> dict[int, str]:
+        return self._lookup(self._record.child_token.tolist())
+
+    def __getitem__(self, token: int) -> str:
+        return self._texts[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 def result_of(request: Request, finding: Finding, seconds: float) -> SearchResult:
@@ -82,6 +105,7 @@ def hypotheses_of(found: Sequence[Found], config: SearchConfig, decode: Decode) 
             step=one.step,
             is_certified=one.is_certified,
             is_complete=one.is_complete,
+            drawn=one.drawn,
         )
         for one, text in zip(found, texts, strict=True)
     ]

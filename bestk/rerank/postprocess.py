@@ -58,6 +58,8 @@ class Finish:
 
     def choose(self, result: SearchResult) -> SearchResult:
         """Return the result with the texts that were asked for, and why they are fewer."""
+        if result.config.sample == "texts" and self.select is None:  # the sample is the choice
+            return result
         n = result.config.num_texts
         chosen = narrow(result, n, self.select, diversity=self.diversity, embed=self.embed)
         if n is not None and not result.config.fill:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.api import best_first_config
-from bestk.baselines.methods import BestFirst, Scored, method_of, requests_for
+from bestk.baselines.methods import Preset, method_of, requests_for
 from bestk.config import SearchConfig
 from bestk.constraints.allowed import Allowed
 from bestk.core.mass import Mass
@@ -50,7 +49,6 @@ class SearchCall:
     config: SearchConfig
     begin: str = ""  # how every text begins; the search goes on from there
     method: str = BEST_K
-    seed: int = 0
     allowed: Allowed | None = None
     exclude: Sequence[Any] = ()
     is_followed: bool = False  # whether the client wants to hear of a search's every step
@@ -66,7 +64,6 @@ class SearchCall:
             [prompt],
             self.method,
             self.config,
-            seed=self.seed,
             hooks=Hooks(allowed=self.allowed),
             exclude=[self.exclude] if self.exclude else (),
             is_watched=self.is_followed and self.search_config is not None,
@@ -78,9 +75,7 @@ class SearchCall:
     def search_config(self) -> SearchConfig | None:
         """The settings of best-k search where that is the method, None for another one."""
         method = method_of(self.method)
-        if isinstance(method, BestFirst):
-            return best_first_config(self.lm, self.config)
-        if isinstance(method, Scored):
+        if isinstance(method, Preset):
             return method.config(self.lm, self.config)
         method.check(self.config)
         return None

@@ -140,7 +140,6 @@ class SearchBody(Settings):
     method: str = Field(
         default=BEST_K, description="BKS for best-k search, or a name of /v1/settings' methods."
     )
-    seed: int = Field(default=0, description="Seed of the methods that draw.")
     allowed: str | None = Field(
         default=None, description="A trie of this server: every text is one of its items."
     )
@@ -179,7 +178,6 @@ class OpenAIBody(Settings):
         default=None, description="Send each text as it completes: the first n that are found."
     )
     stream_options: StreamOptions | None = None
-    seed: int | None = Field(default=None, description="Accepted; nothing here is random.")
     user: str | None = Field(default=None, description="Accepted, not looked at.")
     presence_penalty: float | None = _refused("No such penalty is here.")
     frequency_penalty: float | None = _refused("No such penalty is here.")

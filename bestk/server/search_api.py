@@ -106,7 +106,6 @@ class Asked:
             config=self.config,
             begin=body.begin,
             method=body.method,
-            seed=body.seed,
             allowed=allowed,
             exclude=body.exclude,
             is_followed=body.stream,

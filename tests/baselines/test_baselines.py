@@ -27,8 +27,8 @@ from bestk.baselines import (
     run_method,
 )
 from bestk.baselines.filters import listed
-from bestk.baselines.noise import exponential
 from bestk.baselines.sampling import invert
+from bestk.core.noise import gumbel, of_beams
 from bestk.errors import BestKError, ModelError, OptionError
 
 LENGTH = 10
@@ -479,11 +479,14 @@ def test_sorting_a_few_tokens_keeps_the_same_set(
 
 def test_noise_depends_on_its_address_alone() -> None:
     keys, token = torch.tensor([3, 2**55 + 1]), torch.arange(5000).expand(2, 4, -1)
-    noise = exponential(keys, 7, token)
-    assert torch.equal(noise[1:, :, 40:50], exponential(keys[1:], 7, token[1:, :, 40:50]))
-    assert not torch.equal(noise, exponential(keys, 8, token))
+
+    def drawn(rows: slice, step: int, token: torch.Tensor) -> torch.Tensor:
+        return gumbel(of_beams(keys[rows], step, torch.arange(4)), token)
+
+    noise = drawn(slice(None), 7, token)
+    assert torch.equal(noise[1:, :, 40:50], drawn(slice(1, None), 7, token[1:, :, 40:50]))
+    assert not torch.equal(noise, drawn(slice(None), 8, token))
     assert len(noise.unique()) == noise.numel(), "rows, beams or tokens share their noise"
-    assert noise.min() > 0
-    # Mean and variance of an exponential are 1; of 40,000 draws neither is off by a twentieth.
-    assert abs(float(noise.mean()) - 1) < 0.05
-    assert abs(float(noise.var()) - 1) < 0.05
+    # Mean and variance of Gumbel noise; of 40,000 draws neither is off by a twentieth.
+    assert abs(float(noise.mean()) - 0.5772) < 0.05
+    assert abs(float(noise.var()) - math.pi**2 / 6) < 0.08
