@@ -169,7 +169,7 @@ def requests_of(
     requests = [
         Request(
             lm=lm,
-            prompt=prompt,
+            prompt=lm.told(prompt),
             ids=one,
             config=config,
             evaluation=evaluation,

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from bestk.backends.base import Backend
 from bestk.errors import ModelError, PromptError
+from bestk.lm.images import is_image
 from bestk.lm.token_text import token_pieces
 
 Message = dict[str, Any]
@@ -86,7 +87,7 @@ class LanguageModel:
         if len(ids) == len(prompt):
             return self._ids(ids)
         if all(isinstance(item, dict) for item in prompt):
-            return self._ids(self._chat(prompt))
+            return self._chat(prompt)
         raise PromptError(f"a prompt must be text, token ids or chat messages, got {prompt!r}")
 
     def encode_begun(self, prompt: Prompt, begin: str) -> list[int]:
@@ -180,12 +181,21 @@ class LanguageModel:
             )
         return self.tokenizer
 
-    def _chat(self, messages: Sequence[Any]) -> list[int]:
+    def told(self, prompt: Prompt) -> Any:
+        """Return a prompt as results tell of it."""
+        return prompt
+
+    def _chat(self, messages: Sequence[Any]) -> Any:
+        """Encode messages."""
         tokenizer = self._tokenizer()
         if not self.is_chat:
             raise PromptError(
                 f"model {self.name} has no chat template: give the prompt as text instead"
             )
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, list) and any(map(is_image, content)):
+                raise PromptError(f"model {self.name} reads text alone: leave the images out")
         own = {"chat_template": self.chat_template} if self.chat_template else {}
         try:
             encoded = tokenizer.apply_chat_template(
@@ -196,8 +206,7 @@ class LanguageModel:
                 f"the chat template of {self.name} cannot take the messages ({error}): "
                 "each must be a dict with role and content"
             ) from error
-        ids: list[int] = encoded["input_ids"]
-        return ids
+        return self._ids(encoded["input_ids"])
 
     def _ids(self, ids: Sequence[int]) -> list[int]:
         if not ids:

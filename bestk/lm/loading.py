@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import logging
 import os
 import shutil
 import stat
@@ -27,6 +28,8 @@ from bestk.lm.registry import check_options, opener
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("bestk")
 
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SHORT_NAMES = ("smollm2", "toy")
@@ -101,8 +104,9 @@ def from_transformers(
 ) -> LanguageModel:
     """Wrap a model and tokenizer that are already loaded; neither is copied or changed.
 
-    Without a tokenizer prompts are token ids. Searches put the model into evaluation mode (no
-    dropout).
+    Models that read images take their processor in the tokenizer's place: prompts are then text, or
+    chat messages with images (docs/vision.md). Without a tokenizer prompts are token ids. Searches
+    put the model into evaluation mode (no dropout).
 
     `src_lang` and `tgt_lang` are the languages of a translation model's sources and texts.
     `decoder_prompt` are the token ids that an encoder-decoder's texts start with, in place of those
@@ -116,13 +120,19 @@ def from_transformers(
     given: dict[str, Any]
     given = {"src_lang": src_lang, "tgt_lang": tgt_lang, "decoder_prompt": decoder_prompt}
     if getattr(model.config, "is_encoder_decoder", False):
-        return make_encoder_decoder(model, tokenizer, name, **given)
+        return make_encoder_decoder(model, _tokenizer_of(tokenizer), name, **given)
     for option, value in given.items():
         if value is not None:
             raise OptionError(
                 f"{option} is for encoder-decoders, {type(model).__name__} is none: leave it out"
             )
-    return LanguageModel(DecoderOnlyBackend(model, name), tokenizer)
+    backend = DecoderOnlyBackend(model, name)
+    if not backend.model.placeholders:
+        return LanguageModel(backend, _tokenizer_of(tokenizer))
+    from bestk.lm.image_text import ImageTextModel
+
+    is_processor = tokenizer is not _tokenizer_of(tokenizer)
+    return ImageTextModel(backend, _tokenizer_of(tokenizer), tokenizer if is_processor else None)
 
 
 def source_of(name: str) -> str:
@@ -197,7 +207,8 @@ def _from_pretrained(
         model: Any = loader.from_pretrained(source, dtype=dtype, **placing, **options)
     except Exception as error:  # each of the libraries that read weights has errors of its own
         raise ModelError(f"model {name} cannot be loaded: {first_line(error)}") from error
-    tokenizer = _tokenizer(source, name, options)
+    reads_images = loader is _image_loader()
+    tokenizer = (_processor if reads_images else _tokenizer)(source, name, options)
     if device_map is None:
         try:
             model = model.to(place)
@@ -212,9 +223,18 @@ def _loader(source: str, options: dict[str, Any]) -> Any:
 
     config = _config(source, options)
     if not getattr(config, "is_encoder_decoder", False):
-        return transformers.AutoModelForCausalLM
+        images = _image_loader()
+        return (
+            images if type(config) in images._model_mapping else transformers.AutoModelForCausalLM
+        )
     speech = transformers.AutoModelForSpeechSeq2Seq
     return speech if type(config) in speech._model_mapping else transformers.AutoModelForSeq2SeqLM
+
+
+def _image_loader() -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText
 
 
 def _config(source: str, options: dict[str, Any]) -> Any:
@@ -233,6 +253,30 @@ def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
             f"model {name} has no tokenizer that loads ({first_line(error)}): put one beside the "
             "weights, or use from_transformers(model, tokenizer)"
         ) from error
+
+
+def _processor(source: str, name: str, options: dict[str, Any]) -> Any:
+    """Load what makes tensors of images and text; the tokenizer alone where that cannot be."""
+    import transformers
+
+    loader: Any = transformers.AutoProcessor
+    try:
+        return loader.from_pretrained(source, **options)
+    except Exception as error:  # packages that are not installed, files that are not there
+        logger.warning(
+            "%s reads text alone: its processor cannot be loaded (%s); images need the extra "
+            "bestk[images], some models torchvision too",
+            name,
+            first_line(error),
+        )
+        return _tokenizer(source, name, options)
+
+
+def _tokenizer_of(given: Any) -> Any:
+    """Return the tokenizer of a processor, or what is one."""
+    from transformers import ProcessorMixin
+
+    return given.tokenizer if isinstance(given, ProcessorMixin) else given
 
 
 def _check_source(name: str, source: str) -> None:

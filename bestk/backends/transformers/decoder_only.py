@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bestk.backends.base import Backend, Capabilities, Memory, Session
 from bestk.backends.transformers import attention, limits
+from bestk.backends.transformers.images import ImagePrompt
 from bestk.backends.transformers.kv_cache import CacheLayout, resized_cache, tree_cache
 from bestk.backends.transformers.model import ModelInfo, pad_right
 from bestk.backends.transformers.probe import sharing_obstacle, trial_obstacle
@@ -30,7 +31,10 @@ logger = logging.getLogger("bestk")
 
 
 class DecoderOnlyBackend(Backend):
-    """Any `AutoModelForCausalLM`, on whatever device and in whatever dtype it was loaded."""
+    """Any `AutoModelForCausalLM`, on whatever device and in whatever dtype it was loaded.
+
+    `AutoModelForImageTextToText` too: prompts may hold images, and texts follow on them.
+    """
 
     def __init__(self, model: Any, name: str | None = None) -> None:
         self.model = ModelInfo(model, name)
@@ -40,7 +44,7 @@ class DecoderOnlyBackend(Backend):
         self.eos_ids = self.model.eos_ids
         self.capabilities = Capabilities(resize=True, max_length=self.model.max_length)
         self._noticed: set[str] = set()
-        self._tried: dict[tuple[bool, ...], str | None] = {}
+        self._tried: dict[Hashable, str | None] = {}
 
     @property
     def device(self) -> torch.device:
@@ -49,7 +53,10 @@ class DecoderOnlyBackend(Backend):
     def kind(self, prompt: Sequence[int], spec: BatchSpec) -> Hashable:
         """Name why a search must recompute prefixes, or the limits that its texts are past."""
         begin, end = len(prompt), len(prompt) + spec.depth
-        return self.obstacle(begin, end) or self._limits_passed(begin, end)
+        image = prompt if isinstance(prompt, ImagePrompt) else None
+        obstacle = self.obstacle(begin, end, image)
+        with_masks = image is not None and self._with_kernel
+        return obstacle or (with_masks, self._limits_passed(begin, end))
 
     def start(
         self, prompts: Sequence[Sequence[int]], spec: BatchSpec, prompt_size: int = 0
@@ -58,10 +65,11 @@ class DecoderOnlyBackend(Backend):
         self.model.evaluate()
         sizes = [len(prompt) for prompt in prompts]
         begin, end = min(sizes), max(sizes) + spec.depth
-        obstacle = self.obstacle(begin, end)
+        image = next((prompt for prompt in prompts if isinstance(prompt, ImagePrompt)), None)
+        obstacle = self.obstacle(begin, end, image)
         if obstacle is None:
-            is_past = any(self._limits_passed(begin, end))
-            with_kernel = not is_past and self._with_kernel
+            is_plain = image is None and not any(self._limits_passed(begin, end))
+            with_kernel = is_plain and self._with_kernel
             return TreeSession(self.model, prompts, spec, prompt_size, with_kernel=with_kernel)
         if self._misreading is not None:
             raise ModelError(
@@ -82,25 +90,31 @@ class DecoderOnlyBackend(Backend):
         """Return what the numbers depend on besides the weights."""
         return {**super().facts(), "dtype": str(self.model.dtype).removeprefix("torch.")}
 
-    def obstacle(self, begin: int, end: int) -> str | None:
-        """Name why texts of `begin` to `end` tokens cannot share a cache, None if they can."""
+    def obstacle(self, begin: int, end: int, image: ImagePrompt | None = None) -> str | None:
+        """Name why texts of `begin` to `end` tokens cannot share a cache, None if they can.
+
+        Texts that follow images are another matter: they are tried out on the first that come.
+        """
         found = limits.obstacle(self.model.config, begin, end)
         passed = self._limits_passed(begin, end)
-        if found is None and passed not in self._tried:
-            self._tried[passed] = self._try_out(passed)
-        return found or self._tried[passed]
+        asked = image is not None, passed
+        if found is None and asked not in self._tried:
+            self._tried[asked] = self._try_out(passed, image)
+        return found or self._tried[asked]
 
     def _limits_passed(self, begin: int, end: int) -> tuple[bool, ...]:
         """Return which of its limits the model is past, sooner or later."""
         config, width = self.model.config, limits.window(self.model.config)
         return (width is not None and end > width, *map(bool, limits.scale(config, begin)))
 
-    def _try_out(self, passed: tuple[bool, ...]) -> str | None:
+    def _try_out(self, passed: tuple[bool, ...], image: ImagePrompt | None) -> str | None:
         """Try the model out on a small tree that is past these limits."""
         if any(passed):
             with limits.shrunk(self.model.config, passed):
-                return sharing_obstacle(self.model, TreeSession)
-        return None if self._with_kernel else sharing_obstacle(self.model, TreeSession)
+                return sharing_obstacle(self.model, TreeSession, image)
+        if image is None and self._with_kernel:
+            return None
+        return sharing_obstacle(self.model, TreeSession, image)
 
     @functools.cached_property
     def _misreading(self) -> str | None:
@@ -150,19 +164,31 @@ class TreeSession(Session):
             with_kernel=with_kernel,
             used=size,
         )
+        self.shift = torch.zeros_like(self.layout.prompt_length)  # of positions, by images
         self.cache: Any = tree_cache(self.layout)
         width = limits.window(model.config)
         self.window = None if width is None or size + spec.depth <= width else width
 
+    @torch.inference_mode()
     def prefill(
         self, nodes: NodeBatch, prompts: Mapping[int, Sequence[int]], *, whole: bool
     ) -> Tensor:
         """Read prompts into the cache; the last token of each gives the root's logits."""
         device = self.model.device
-        tokens, lengths = pad_right(list(prompts.values()), device)
-        return self.prefill_tensors(
-            nodes, tokens, lengths, torch.tensor(list(prompts), device=device)
-        )
+        shape = len(self.shift), 1, self.model.vocab_size
+        logits = torch.zeros(shape, dtype=self.model.dtype, device=device)
+        texts = {row: one for row, one in prompts.items() if not isinstance(one, ImagePrompt)}
+        if texts:
+            tokens, lengths = pad_right(list(texts.values()), device)
+            rows = torch.tensor(list(texts), device=device)
+            logits = self.prefill_tensors(nodes, tokens, lengths, rows)
+        for row in prompts.keys() - texts.keys():
+            self.layout.prompt_length[row] = len(prompts[row])
+            self.layout.write, self.layout.rows = None, torch.tensor([row], device=device)
+            options = {"past_key_values": self.cache, "use_cache": True}
+            last, shift = self.model.read(prompts[row], **options)
+            self.shift[row], logits[row, 0] = shift[0], last[0]
+        return logits
 
     @torch.inference_mode()
     def prefill_tensors(
@@ -171,6 +197,7 @@ class TreeSession(Session):
         """Do what `prefill` does, from tensors: the part that a CUDA graph can hold."""
         layout = self.layout
         layout.prompt_length.index_copy_(0, rows, lengths)
+        self.shift.index_fill_(0, rows, 0)
         layout.write, layout.rows = None, rows
         with self._attention(None):
             last = self.model.last_logits(
@@ -189,7 +216,7 @@ class TreeSession(Session):
             output = self.model.module(
                 input_ids=nodes.token.clamp(min=0),
                 attention_mask=None if self.with_kernel else self._masks(nodes),
-                position_ids=layout.positions(nodes),
+                position_ids=layout.positions(nodes) + self.shift[:, None],
                 past_key_values=self.cache,
                 use_cache=True,
             )
@@ -200,6 +227,8 @@ class TreeSession(Session):
         """Return a session of another size that goes on with these searches, nothing reread."""
         other = copy.copy(self)
         other.layout = self.layout.resized(rows, batch, prompt_size)
+        other.shift = torch.zeros_like(other.layout.prompt_length)
+        other.shift[: len(rows)] = self.shift[list(rows)]
         other.cache = resized_cache(self.cache, rows, other.layout)
         return other
 

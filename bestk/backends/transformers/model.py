@@ -21,6 +21,7 @@ from bestk.backends.base import Memory
 from bestk.backends.transformers import limits
 from bestk.backends.transformers.cpu_linear import SmallProducts
 from bestk.backends.transformers.decoder_prompt import setting
+from bestk.backends.transformers.images import ImagePrompt, placeholders
 from bestk.backends.transformers.replaced import unchanged
 from bestk.errors import ModelError
 from bestk.nodes import BatchSpec
@@ -58,6 +59,16 @@ class ModelInfo:
         """Find the modules whose positions depend on how long a sequence is."""
         return [module for module in self.module.modules() if limits.is_rescaled(module)]
 
+    @functools.cached_property
+    def shifted(self) -> list[Any]:
+        """Find the modules that remember how far images moved the positions of text after them."""
+        return [module for module in self.module.modules() if "rope_deltas" in vars(module)]
+
+    @functools.cached_property
+    def placeholders(self) -> frozenset[int]:
+        """Name the tokens that stand for images."""
+        return placeholders(self.module.config)
+
     @property
     def is_static(self) -> bool:
         """Whether no pass asks the device how long a text is, or which experts have work."""
@@ -66,7 +77,7 @@ class ModelInfo:
     @functools.cached_property
     def volatile(self) -> list[nn.Module]:
         """The modules that a forward pass changes; a trial adds those that it sees change."""
-        return list(self.rescaled)
+        return [*self.rescaled, *self.shifted]
 
     @functools.cached_property
     def small_products(self) -> SmallProducts:
@@ -165,7 +176,9 @@ class ModelInfo:
         alike: dict[Hashable, list[int]] = {}
         for place, sequence in enumerate(sequences):
             size = len(sequence)
-            kind = limits.scale(self.config, size) if self.can_pad_prefixes else size
+            kind: Hashable = limits.scale(self.config, size) if self.can_pad_prefixes else size
+            if isinstance(sequence, ImagePrompt):  # read alone
+                kind = "image", place
             alike.setdefault(kind, []).append(place)
         return list(alike.values())
 
@@ -182,6 +195,8 @@ class ModelInfo:
         with unchanged(self.volatile):
             for module in self.rescaled:
                 limits.forget(module)
+            for module in self.shifted:
+                module.rope_deltas = None
             yield
 
     def attention_mask(
@@ -197,7 +212,45 @@ class ModelInfo:
         self, tokens: Int[Tensor, "batch length"], lengths: Int[Tensor, " batch"], **options: Any
     ) -> Float[Tensor, "batch vocab"]:
         """Read whole sequences, padded on the right, and return the logits after each."""
-        with self._only_last(lengths - 1), self.untouched():
+        with self.untouched():
+            return self._read(tokens, lengths, options)
+
+    def read(
+        self, prompt: Sequence[int], **options: Any
+    ) -> tuple[Float[Tensor, "1 vocab"], Int[Tensor, "1"]]:
+        """Read a prompt of any kind; return the logits after it, and how far it moves positions.
+
+        Text after an image may stand nearer to it than its tokens are many (M-RoPE).
+        """
+        tokens, lengths = pad_right([prompt], self.device)
+        if isinstance(prompt, ImagePrompt):
+            for token in self.placeholders.intersection(prompt.text):
+                raise ModelError(
+                    f"{self.name} wrote token {token}, which stands for an image, and recomputes "
+                    f"prefixes, where it would need one: set bad_words_ids=[[{token}]]"
+                )
+            options |= prompt.arguments(self.accepts, self.device, self.dtype)
+        with self.untouched():
+            logits = self._read(tokens, lengths, options)
+            moved = [module.rope_deltas for module in self.shifted]
+        shift = next((one for one in moved if one is not None), torch.zeros_like(lengths))
+        return logits, shift.reshape(1).to(self.device)
+
+    def encoded(self, prompt: ImagePrompt) -> ImagePrompt:
+        """Return a prompt whose images need not be encoded again, where the model can take that."""
+        if "mm_encoder_outputs" not in self.accepts:
+            return prompt
+        network: Any = self.module
+        encode = network.base_model.get_image_features
+        names = frozenset(inspect.signature(encode).parameters)
+        features = encode(**prompt.arguments(names, self.device, self.dtype), return_dict=True)
+        kept = {name: value for name, value in prompt.inputs.items() if name != "pixel_values"}
+        return ImagePrompt(prompt, {**kept, "mm_encoder_outputs": {"image": features}})
+
+    def _read(
+        self, tokens: Int[Tensor, "batch length"], lengths: Int[Tensor, " batch"], options: Any
+    ) -> Float[Tensor, "batch vocab"]:
+        with self._only_last(lengths - 1):
             logits = self.module(**{self.token_input: tokens}, **options).logits
         rows = torch.arange(len(lengths), device=self.device)
         # Without the hook there is a position for every token.

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bestk.backends.base import Capabilities, Session, resized_prompts
+from bestk.backends.transformers.images import ImagePrompt
 from bestk.backends.transformers.model import ModelInfo, pad_right
 from bestk.nodes import NodeBatch
 
@@ -26,13 +27,14 @@ class RecomputeSession(Session):
 
     def __init__(self, model: ModelInfo, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model
-        self.prompts: list[list[int]] = [list(prompt) for prompt in prompts]
+        self.prompts: list[Any] = [list(prompt) for prompt in prompts]
 
     @torch.inference_mode()
     def prefill(self, nodes: NodeBatch, prompts: Mapping[int, Any], *, whole: bool) -> Tensor:
         """Read the prompts."""
         for row, prompt in prompts.items():
-            self.prompts[row] = list(prompt)
+            is_image = isinstance(prompt, ImagePrompt)
+            self.prompts[row] = self.model.encoded(prompt) if is_image else list(prompt)
         rows = torch.tensor(list(prompts), device=nodes.slot.device)
         last = self.read([self.prompts[row] for row in prompts], rows)
         logits = last.new_zeros(len(self.prompts), 1, last.shape[-1])
@@ -72,6 +74,8 @@ class RecomputeSession(Session):
         self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]
     ) -> Tensor:
         """Return the logits after sequences that may be read together."""
+        if isinstance(sequences[0], ImagePrompt):
+            return self.model.read(sequences[0], use_cache=False)[0]
         return self.model.last_logits(*pad_right(sequences, self.model.device), use_cache=False)
 
     def close(self) -> None:
