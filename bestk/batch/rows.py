@@ -17,6 +17,7 @@ from typing import Any
 
 from bestk.config import SearchConfig
 from bestk.errors import OptionError, PromptError
+from bestk.lm.images import holds_data, is_image
 from bestk.lm.language_model import LanguageModel, Prompt
 
 PROMPTS = ("prompt", "messages", "token_ids")
@@ -109,7 +110,20 @@ def _prompt(
         if not is_right(item):
             wanted = "dicts with role and content" if name == "messages" else "whole numbers"
             raise PromptError(f"{name} must be {wanted}, got {item!r:.60}")
+        if name == "messages":
+            _check_images(item["content"])
     return value
+
+
+def _check_images(content: Any) -> None:
+    """Refuse images that a row only names: it may be a stranger's, and the files are not."""
+    for part in content if isinstance(content, list) else ():
+        if is_image(part) and not holds_data(part):
+            raise PromptError(
+                "an image of a row lies in it, as a data URL: "
+                '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}, '
+                f"got {part!r:.60}"
+            )
 
 
 def _settings(options: Any, config: SearchConfig) -> SearchConfig:

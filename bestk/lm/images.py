@@ -35,6 +35,13 @@ def is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
 
 
+def holds_data(part: Mapping[str, Any]) -> bool:
+    """Tell whether an image lies in its part: such a part names no file."""
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, Mapping) else url
+    return part.get("type") == "image_url" and isinstance(url, str) and url.startswith("data:")
+
+
 def image_of(part: Mapping[str, Any]) -> Any:
     """Return the image of a part of a message, read and in RGB."""
     given = [part[name] for name in _SOURCES if part.get(name) is not None]
@@ -76,10 +83,22 @@ def from_data_url(url: str, limits: ImageLimits | None = None) -> Any:
 def shown(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a result tells of an image: where it was from, or its size."""
     given: Any = next((part[name] for name in _SOURCES if part.get(name) is not None), None)
-    if isinstance(given, str | Path) and not str(given).startswith("data:"):
+    if isinstance(given, str | Path):
         return {"type": "image", "image": str(given)}
     size = "x".join(map(str, given.size)) if _is_open(given) else "data"
     return {"type": "image", "image": f"<{size}>"}
+
+
+def content_text(content: Any) -> str:
+    """Show what a message says: its text, with a mark where an image is.
+
+    >>> content_text([{"type": "text", "text": "This"}, {"type": "image"}, {"text": "is?"}])
+    'This [image] is?'
+    """
+    if not isinstance(content, list | tuple):
+        return str(content)
+    marks = ("[image]" if is_image(part) else str(part.get("text", "")).strip() for part in content)
+    return " ".join(marks)
 
 
 def _opened(source: Any) -> Any:
@@ -99,11 +118,10 @@ def _opened(source: Any) -> Any:
 
 def _decoded(source: Any) -> Any:
     """Open an image, by its header alone."""
-    pillow = _pillow()
     formats = _FORMATS if isinstance(source, io.BytesIO) else None
     try:
-        return pillow.open(source, formats=formats)
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        return _pillow().open(source, formats=formats)
+    except _unreadable() as error:
         where = "" if isinstance(source, io.BytesIO) else f" {source}"
         raise PromptError(f"the image{where} cannot be read: {_reason(error)}") from None
 
@@ -114,8 +132,14 @@ def _read(image: Any) -> Any:
 
     try:
         return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, _pillow().DecompressionBombError) as error:
+    except _unreadable() as error:
         raise PromptError(f"the image cannot be read: {_reason(error)}") from None
+
+
+def _unreadable() -> tuple[type[Exception], ...]:
+    """List what Pillow raises of files that are no images, or larger than anybody wants."""
+    bombs = _pillow().DecompressionBombError, _pillow().DecompressionBombWarning
+    return (OSError, ValueError, SyntaxError, *bombs)
 
 
 def _reason(error: Exception) -> str:

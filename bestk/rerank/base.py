@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bestk.errors import OptionError, PromptError
+from bestk.lm.images import content_text
 
 
 class Reranker(abc.ABC):
@@ -62,6 +63,6 @@ def source_text(prompt: Any) -> str:
         return prompt
     if isinstance(prompt, Sequence) and prompt and isinstance(prompt[-1], dict):
         for message in reversed(prompt):
-            if message.get("role") == "user" and isinstance(message.get("content"), str):
-                return str(message["content"])
+            if message.get("role") == "user" and message.get("content"):
+                return content_text(message["content"])
     raise PromptError("a prompt of token ids cannot be judged as text: give rerank its source")

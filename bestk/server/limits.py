@@ -11,6 +11,7 @@ from typing import Any
 
 from bestk.config import GrammarLimits, SearchConfig
 from bestk.errors import OptionError, PromptError
+from bestk.lm.images import ImageLimits
 
 
 def _limit(default: Any, text: str) -> Any:
@@ -34,6 +35,9 @@ class Limits:
     children: int = _limit(1000, "Tokens looked at per node.")
     graph_nodes: int = _limit(200_000, "Nodes of a graph.")
     body_bytes: int = _limit(4_000_000, "Size of a request's body.")
+    images: int = _limit(4, "Images of one conversation.")
+    image_bytes: int = _limit(2_000_000, "Size of an image's file.")
+    image_pixels: int = _limit(16_000_000, "Width times height of an image.")
     grammar_characters: int = _limit(GrammarLimits.characters, "Longest regex, schema or grammar.")
     grammar_depth: int = _limit(GrammarLimits.depth, "Brackets in brackets of it.")
     grammar_items: int = _limit(GrammarLimits.items, "Commas and bars in it.")
@@ -43,7 +47,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name == "queue" else 1
+            least = 0 if field.name in ("queue", "images") else 1
             if field.type == "float":
                 if not value > 0:
                     raise OptionError(f"the limit of {field.name} must be above 0, got {value:g}")
@@ -57,6 +61,11 @@ class Limits:
         """What a grammar may be and take."""
         fields = dataclasses.fields(GrammarLimits)
         return GrammarLimits(**{f.name: getattr(self, f"grammar_{f.name}") for f in fields})
+
+    @property
+    def image(self) -> ImageLimits:
+        """What an image may be."""
+        return ImageLimits(bytes=self.image_bytes, pixels=self.image_pixels)
 
     def check(self, config: SearchConfig) -> None:
         """Refuse settings that this server does not run."""
@@ -107,11 +116,18 @@ class Limits:
     def check_text(self, prompt: Any) -> None:
         """Refuse a prompt that would take long to encode."""
         parts = prompt if isinstance(prompt, list) else [prompt]
-        size = sum(len(str(one["content"] if isinstance(one, dict) else one)) for one in parts)
+        size = sum(_num_characters(one) for one in parts)
         if size > self.prompt_characters:
             raise PromptError(
                 f"the prompt has {size} characters, at most {self.prompt_characters} on this "
                 "server: shorten it"
+            )
+
+    def check_images(self, count: int) -> None:
+        """Refuse more images than are read."""
+        if count > self.images:
+            raise PromptError(
+                f"a conversation has at most {self.images} images on this server, got {count}"
             )
 
     def check_prompt(self, num_tokens: int) -> None:
@@ -121,3 +137,11 @@ class Limits:
                 f"the prompt has {num_tokens} tokens, at most {self.prompt_tokens} on this server: "
                 "shorten it"
             )
+
+
+def _num_characters(part: Any) -> int:
+    """Count the characters of a message, or of something else that a prompt holds."""
+    content = part["content"] if isinstance(part, dict) else part
+    if isinstance(content, list):  # of texts and images
+        return sum(len(one.get("text", "")) for one in content)
+    return len(str(content))

@@ -194,13 +194,19 @@ class SearchLoop:
 
     def _admit(self) -> None:
         """Give the scheduler the searches that are ready."""
+        refused: list[tuple[Handle, Exception]] = []
         with self._wake:
             for handle in [one for one in self._arrived if one.request is not None]:
                 assert handle.request is not None
                 self._arrived.remove(handle)
                 self._waiting.append(handle)
                 self._handles[handle.request] = handle
-                self.scheduler.add(handle.request)
+                try:
+                    self.scheduler.add(handle.request)
+                except Exception as error:  # a model is tried out with the first images
+                    refused.append((handle, error))
+        for handle, error in refused:
+            self._over(handle, error)
 
     def _drop_cancelled(self) -> None:
         for request, handle in list(self._handles.items()):

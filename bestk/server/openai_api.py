@@ -23,6 +23,7 @@ from bestk.server import events
 from bestk.server.answers import ChatAnswer, CompletionAnswer
 from bestk.server.errors import api_error, responses
 from bestk.server.handle import SearchCall
+from bestk.server.messages import chat_of
 from bestk.server.openai_format import Choice, chat_choice, completion_choice, filled_up, usage
 from bestk.server.schemas import ChatBody, CompletionBody, OpenAIBody, settings_of
 from bestk.server.service import Service
@@ -239,7 +240,7 @@ class ChatRequest(OpenAIRequest):
     body: ChatBody
 
     def __init__(self, service: Service, body: ChatBody) -> None:
-        super().__init__(service, body, [[message.plain() for message in body.messages]])
+        super().__init__(service, body, [chat_of(body.messages, service.limits)])
 
     def _top(self) -> int | None:
         top = _within("top_logprobs", self.body.top_logprobs, _MOST_TOP_LOGPROBS)

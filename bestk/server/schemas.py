@@ -95,26 +95,34 @@ SETTING_NAMES = frozenset(setting.name for setting in every_setting(SearchConfig
 
 
 class TextPart(Body):
-    """A part of a message that is text; there are no others here."""
+    """A part of a message that is text."""
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(Body):
+    """Where an image is: in the URL itself."""
+
+    url: Annotated[str, Field(description="data:image/png;base64,… (or jpeg, webp, gif).")]
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="Accepted; the model's processor chooses the size."
+    )
+
+
+class ImagePart(Body):
+    """A part of a message that is an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
 
 
 class Message(Body):
     """One message of a conversation."""
 
     role: Annotated[str, Field(min_length=1, examples=["user"])]
-    content: str | list[TextPart]
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
     name: str | None = None
-
-    def plain(self) -> dict[str, str]:
-        """Return the message as a chat template takes it."""
-        content = self.content
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": content, **named}
 
 
 class SearchBody(Settings):

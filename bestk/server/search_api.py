@@ -24,6 +24,8 @@ from bestk.server import events
 from bestk.server.answers import ModelCard, ModelList, SearchAnswer, SettingAnswer, SettingsAnswer
 from bestk.server.errors import api_error, responses
 from bestk.server.handle import BEST_K, Handle, SearchCall, SearchProgress
+from bestk.server.limits import Limits
+from bestk.server.messages import chat_of
 from bestk.server.schemas import SearchBody, settings_of
 from bestk.server.service import FREE_RERANKERS, Service
 from bestk.server.subscription import StreamUpdate, Subscription, in_thread
@@ -102,7 +104,7 @@ class Asked:
         self.finish: Finish = service.finish(body, self.config)
         call = SearchCall(
             lm=lm,
-            prompt=_prompt(lm, body),
+            prompt=_prompt(lm, body, service.limits),
             config=self.config,
             begin=body.begin,
             method=body.method,
@@ -195,13 +197,13 @@ class Asked:
         return result
 
 
-def _prompt(lm: LanguageModel, body: SearchBody) -> Any:
+def _prompt(lm: LanguageModel, body: SearchBody, limits: Limits) -> Any:
     if (body.prompt is None) == (body.messages is None):
         raise OptionError("give one of prompt and messages")
     if body.messages is not None:
         if body.raw:
             raise OptionError("raw is for a prompt: messages need chat formatting")
-        return [message.plain() for message in body.messages]
+        return chat_of(body.messages, limits)
     if isinstance(body.prompt, str) and not body.raw:
         return lm.chat_prompt(body.prompt)
     return body.prompt

@@ -15,6 +15,7 @@ from typing import Any
 
 from bestk.core.tree import State
 from bestk.errors import OptionError
+from bestk.lm.images import content_text
 from bestk.result import SearchResult
 from bestk.viz.replay import Replay, decay_by_age, replay
 
@@ -99,7 +100,9 @@ def prompt_text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     if all(isinstance(item, Mapping) for item in prompt):
-        return "\n".join(f"{item.get('role')}: {item.get('content')}" for item in prompt)
+        return "\n".join(
+            f"{item.get('role')}: {content_text(item.get('content'))}" for item in prompt
+        )
     return " ".join(map(str, prompt))
 
 

@@ -17,6 +17,7 @@ from rich.tree import Tree as Branches
 
 from bestk.core.record import TreeRecord
 from bestk.core.tree import State
+from bestk.lm.images import content_text
 from bestk.result import SearchResult
 
 STOP_REASONS = {
@@ -226,7 +227,7 @@ def _prompt_text(prompt: object) -> str:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Sequence) and prompt and isinstance(prompt[-1], dict):
-        return str(prompt[-1].get("content", ""))
+        return content_text(prompt[-1].get("content", ""))
     return " ".join(map(str, prompt)) if isinstance(prompt, Sequence) else str(prompt)
 
 

@@ -232,7 +232,12 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "tensor": ("completions", {"prompt_embeds": "gASVAA=="}, 400, "unknown field"),
     "pickled processor": ("completions", {"custom_logit_processor": "gAS"}, 400, "unknown field"),
     "context shift": ("completions", {"n_discard": -1}, 400, "unknown field"),
-    "image": ("chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}, 400, ""),
+    "image elsewhere": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        400,
+        "no address is fetched",
+    ),
     "model elsewhere": ("search", {"model": "../../etc/passwd"}, 404, "unknown model"),
     "reranker elsewhere": ("search", {"rerank": "reward:evil/model"}, 400, "unknown reranker"),
 }

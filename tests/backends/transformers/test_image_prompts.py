@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tiny_vision
 import torch
-from tiny_vision import FAMILIES, chat, image, made
+from tiny_vision import FAMILIES, chat, data_url, image, made
 
 import bestk
 from bestk.api import Run
@@ -221,13 +221,14 @@ def _driven(driver: str, lm: Any, prompts: list[Any], folder: Path) -> list[Any]
 
 def _job(lm: Any, prompts: list[Any], folder: Path) -> list[Any]:
     rows = []
-    for number, messages in enumerate(copy.deepcopy(prompts)):
-        for place, part in enumerate(messages[0]["content"]):
-            if part["type"] == "image":
-                path = folder / f"{number}-{place}.png"
-                part["image"].save(path)
-                part["image"] = str(path)
-        rows.append(json.dumps({"messages": messages}))
+    for messages in prompts:
+        parts = [
+            {"type": "image_url", "image_url": {"url": data_url(part["image"])}}
+            if part["type"] == "image"
+            else part
+            for part in messages[0]["content"]
+        ]
+        rows.append(json.dumps({"messages": [{"role": "user", "content": parts}]}))
     (folder / "in.jsonl").write_text("\n".join(rows) + "\n")
     run_batch(lm, folder / "in.jsonl", folder / "out.jsonl", full=True, tree=True, **OPTIONS)
     lines = (folder / "out.jsonl").read_text().splitlines()
