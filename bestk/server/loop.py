@@ -205,8 +205,8 @@ class SearchLoop:
                     self.scheduler.add(handle.request)
                 except Exception as error:  # a model is tried out with the first images
                     refused.append((handle, error))
-        for handle, error in refused:
-            self._over(handle, error)
+        for handle, failure in refused:
+            self._over(handle, failure)
 
     def _drop_cancelled(self) -> None:
         for request, handle in list(self._handles.items()):
