@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import ARGUMENTS, CHROMIUM, needs_browser
+from browser import needs_browser
 from hostile import HOSTILE, WORDS, hostile_lm
-from opened import PROMPT, TOY, Opened, as_shown, download
+from opened import PROMPT, TOY, as_shown, download
 
 import bestk
 from bestk.rerank.ngrams import distinctness
@@ -32,35 +32,6 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 def toy() -> Iterator[str]:
     with served(hostile_lm()) as server:
         yield f"{server.url}/"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
-    opened: list[Opened] = []
-
-    def open_page(address: str, link: str = "", **context: Any) -> Opened:
-        opened.append(Opened(browser, address, link, **context))
-        return opened[-1]
-
-    yield open_page
-    for page in opened:
-        page.context.close()
-        unexpected = [e for e in page.errors if not e.startswith(page.expected or ("\0",))]
-        assert unexpected == [], "also what the content security policy refused"
-        away = [
-            url for url in page.requests if not url.startswith((page.address, "blob:", "about:"))
-        ]
-        assert away == [], "the page needs nothing from elsewhere"
 
 
 def expected(prompt: str = PROMPT, **settings: Any) -> bestk.SearchResult:

@@ -18,10 +18,18 @@ const LONG = new Set(["json_schema", "grammar"]);
 const UNSET = { budget: "auto", max_children: "auto", k: "auto", beam_size: "auto", end_prob: "auto" };
 // The three that stand below the prompt: what most people choose from; "other" takes any number.
 const PICKS = {
-  num_texts: [[3, "3 answers"], [5, "5 answers"], [10, "10 answers"], [20, "20 answers"],
-    [null, "All it finds"]],
-  max_new_tokens: [[15, "A few words"], [40, "A sentence"], [80, "A few sentences"], [160, "A paragraph"]],
-  novelty: [[0.5, "Similar"], [1, "Different"], [2, "Very different"]],
+  num_texts: {
+    help: "How many answers there are to be, no two the same",
+    values: [[3, "3 answers"], [5, "5 answers"], [10, "10 answers"], [20, "20 answers"], [null, "All it finds"]],
+  },
+  max_new_tokens: {
+    help: "How long an answer may get; four pieces are about three words",
+    values: [[15, "A few words"], [40, "A sentence"], [80, "A few sentences"], [160, "A paragraph"]],
+  },
+  novelty: {
+    help: "How much the answers are to differ from one another",
+    values: [[0.5, "Similar"], [1, "Different"], [2, "Very different"]],
+  },
 };
 export const PICKED = Object.keys(PICKS);
 const OTHER = "other";
@@ -183,7 +191,7 @@ class PickField extends NumberField {
   }
 
   get picks() {
-    return PICKS[this.name];
+    return PICKS[this.name].values;
   }
 
   makeControl() {
@@ -202,8 +210,7 @@ class PickField extends NumberField {
 
   lay() {
     const row = super.lay();
-    const { symbol } = { symbol: settingSymbol(this.name) };
-    this.help.textContent = `${this.setting.help} ${symbol} in the paper.`;
+    this.help.textContent = `${PICKS[this.name].help}. ${settingSymbol(this.name)} in the paper.`;
     this.help.classList.add("unseen");
     this.control.title = this.help.textContent;
     this.control.after(this.exact);
