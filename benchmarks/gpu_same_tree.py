@@ -3,7 +3,8 @@
     python benchmarks/gpu_same_tree.py [FAMILY ...]
 
 Compares, on one GPU: masks and plain steps, the tree kernel and plain steps, the captured graph, a
-captured batch with refilled lanes; decoder-only and encoder-decoder.
+captured batch with refilled lanes; decoder-only and encoder-decoder; Algorithm 2 and the policy
+that is told how many texts are wanted, which is compared with a CPU too.
 """
 
 from __future__ import annotations
@@ -71,7 +72,14 @@ def tree(result: Any) -> list[tuple[int, int]]:
     return list(zip(result.tree.parent.tolist(), result.tree.token.tolist(), strict=True))
 
 
-def compare(name: str, config: Any) -> None:
+POLICIES: dict[str, dict[str, Any]] = {
+    "best-k": {"k": 5},
+    "diverse": {"num_texts": 10, "end_prob": 1.0},
+    "diverse, rule": {"num_texts": 10, "k": 5, "novelty": 2.0},
+}
+
+
+def compare(name: str, config: Any, policy: str) -> None:
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
     if config.is_encoder_decoder:
@@ -81,7 +89,7 @@ def compare(name: str, config: Any) -> None:
     prompts = [
         [source.randrange(3, 1000) for _ in range(source.randint(5, 300))] for _ in range(24)
     ]
-    options: dict[str, Any] = {"k": 5, "max_new_tokens": 20, "min_prob": 0.035}
+    options: dict[str, Any] = {"max_new_tokens": 20, "min_prob": 0.035, **POLICIES[policy]}
 
     def plain(with_kernel: bool) -> list[Any]:
         lm = bestk.from_transformers(model)
@@ -108,9 +116,11 @@ def compare(name: str, config: Any) -> None:
     ways["graph, again"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
     ways["graph, 8 lanes"] = bestk.search(lm, prompts, batch_size=8, **options)
     ways["graph, 24 lanes"] = bestk.search(lm, prompts, batch_size=24, **options)
+    if "num_texts" in options:
+        ways["cpu"] = bestk.search(bestk.from_transformers(model.cpu()), prompts, **options)
     truth = ways["masks"]
     for way, results in ways.items():
-        told(name, way, truth, results)
+        told(f"{name} {policy}", way, truth, results)
 
 
 def told(name: str, way: str, truth: list[Any], results: list[Any]) -> None:
@@ -120,7 +130,7 @@ def told(name: str, way: str, truth: list[Any], results: list[Any]) -> None:
     off = max((float(one.abs().max()) for one in equal), default=float("nan"))
     nodes = sum(len(result.tree) for result in results)
     print(
-        f"{name:8} {way:20} {len(equal)}/{len(truth)} trees equal, {nodes} nodes, "
+        f"{name:20} {way:20} {len(equal)}/{len(truth)} trees equal, {nodes} nodes, "
         f"largest difference in log-probability {off:.1e}",
         flush=True,
     )
@@ -130,7 +140,8 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     logging.getLogger("bestk").setLevel(logging.ERROR)  # random weights complete few texts
     for name in sys.argv[1:] or families():
-        compare(name, families()[name])
+        for policy in POLICIES:
+            compare(name, families()[name], policy)
 
 
 if __name__ == "__main__":

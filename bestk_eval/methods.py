@@ -1,7 +1,8 @@
 """Methods as an evaluation names them, and the ablations as lists of such names.
 
 A name is a method of `bestk.baselines`, or BKS (best-k search, scoring free), and the settings that
-it changes: `BKS_last:k=10,decay_weight=0.1`, `Ncls0.8:num_draws=10`, `BFS:beam_size=2`.
+it changes: `BKS_last:k=10,decay_weight=0.1`, `Ncls0.8:num_draws=10`, `BFS:beam_size=2`,
+`Minp0.1:walk=distinct,seed=2`, `DBS+:diversity_penalty=0.5`. A seed is the method's own.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from bestk.baselines import METHODS, AnyMethod, Sampling, Scored, check_method, method_of
+from bestk.baselines import METHODS, AnyMethod, Beam, Sampling, Scored, check_method, method_of
 from bestk.config import SearchConfig
 from bestk.errors import BestKError, OptionError, unknown
 
+Own = Beam | Sampling  # what has settings that are not of the search
 OURS = ("BKS_mean", "BKS_last")
 PAPER_DRAWS = 10  # what the paper drew from a sampler, whatever it cost
 
-_FAMILY = re.compile(r"(?i:(b?(ncls|typ)|minp)_?[0-9.]+)")
+_FAMILY = re.compile(r"(?i:(b?(ncls|typ)|minp|nsig|temp)_?[0-9.]+)")
+_OF_METHODS = ("num_draws", "walk", "temperature", "num_groups", "diversity_penalty")
 _DECAY_WEIGHTS = ("0", "0.01", "0.05", "0.1", "0.2")  # κ
 _SCORINGS = ("BKS:length_alpha=0", "BKS:length_alpha=0.5", "BKS_mean", "BKS_last")
 
@@ -51,6 +54,7 @@ class NamedMethod:
     name: str  # settings in the order of the alphabet, so that equal methods have equal names
     method: AnyMethod
     options: tuple[tuple[str, Any], ...] = ()  # of the search
+    seed: int | None = None  # None: that of the run
 
     @property
     def base(self) -> str:
@@ -81,18 +85,29 @@ def parse(name: str) -> NamedMethod:
     method, known = _method(base)
     told = dict(_setting(part, name) for part in rest.split(",") if part.strip())
     listed = ",".join(f"{key}={told[key]}" for key in sorted(told))
-    options = {key: value for key, value in told.items() if key != "num_draws"}
+    method, own = _changed(name, method, told)
+    options = {key: value for key, value in told.items() if key not in own and key != "seed"}
     _check(name, method, options)
-    if (num_draws := told.get("num_draws")) is not None:
-        if not isinstance(method, Sampling):
-            raise OptionError(f"method {name!r}: num_draws is for samplers, such as Ncls0.8")
-        with _named(name):
-            method = dataclasses.replace(method, num_draws=num_draws)
+    if isinstance(seed := told.get("seed", 0), str | float):
+        raise OptionError(f"method {name!r}: seed is a whole number, got {seed!r}")
     return NamedMethod(
         name=f"{known}:{listed}" if listed else known,
         method=method,
         options=tuple(sorted(options.items())),
+        seed=told.get("seed"),
     )
+
+
+def _changed(
+    name: str, method: AnyMethod, told: dict[str, Any]
+) -> tuple[AnyMethod, dict[str, Any]]:
+    """Return a method with those of the settings that are its own, and these."""
+    fields = {f.name for f in dataclasses.fields(method)} if isinstance(method, Own) else set()
+    own = {key: value for key, value in told.items() if key in _OF_METHODS and key in fields}
+    if "num_draws" in told and "num_draws" not in own:
+        raise OptionError(f"method {name!r}: num_draws is for samplers, such as Ncls0.8")
+    with _named(name):
+        return (dataclasses.replace(method, **own) if isinstance(method, Own) else method), own
 
 
 def split(names: str) -> list[str]:

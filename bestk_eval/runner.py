@@ -81,7 +81,8 @@ class ExampleBatch:
     ) -> list[Request]:
         """Return what the scheduler is asked for."""
         config = self.method.config(self.max_new_tokens, settings.beam_size, settings.stop)
-        method, seed = self.method.method, settings.seed
+        method, seed = self.method.method, self.method.seed
+        seed = settings.seed if seed is None else seed
         return requests_for(lm, prompts, method, config, seed=seed, keep_tree=False)
 
 
@@ -121,7 +122,8 @@ def evaluate(lm: LanguageModel, settings: Settings, folder: Path) -> Iterator[Pr
                 while scheduler.has_work:
                     found |= results_of(scheduler.step())
             results = [found[request] for request in requests]
-            store.append(*_lines(batch, results, time.perf_counter() - started))
+            seconds = time.perf_counter() - started
+            store.append(*_lines(batch, results, seconds, keeps_cut=task.keeps_cut))
             done += len(batch.keys)
             yield Progress(done=done, total=total, method=batch.method.name)
     finally:
@@ -158,13 +160,13 @@ def _warm_up(lm: LanguageModel, prompt: Prompt) -> None:
 
 
 def _lines(
-    batch: ExampleBatch, results: Sequence[SearchResult], seconds: float
+    batch: ExampleBatch, results: Sequence[SearchResult], seconds: float, *, keeps_cut: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Word what is kept of a batch: its results, and the seconds of each."""
     each = round(seconds / len(results), 6)
     pairs = zip(batch.keys, results, strict=True)
     return (
-        [_record(key, result) for key, result in pairs],
+        [_record(key, result) | (_cut(result) if keeps_cut else {}) for key, result in pairs],
         [{"example": key[0], "method": key[1], "seconds": each} for key in batch.keys],
     )
 
@@ -184,6 +186,18 @@ def _record(key: tuple[str, str], result: SearchResult) -> dict[str, Any]:
         "expanded": result.cost.expanded,
         "model_calls": result.cost.model_calls,
         "signature": result.signature,
+    }
+
+
+def _cut(result: SearchResult) -> dict[str, Any]:
+    """Keep what was cut off, likeliest first, and how many tokens every text has."""
+    complete = [h for h in result.hypotheses if h.is_complete]
+    cut = sorted((h for h in result.hypotheses if not h.is_complete), key=lambda h: -h.log_prob)
+    return {
+        "lengths": [len(h.token_ids) for h in complete],
+        "cut": [h.text for h in cut],
+        "cut_log_probs": [round(h.log_prob, SCORE_DIGITS) for h in cut],
+        "cut_lengths": [len(h.token_ids) for h in cut],
     }
 
 

@@ -155,7 +155,7 @@ def family(row: str) -> str:
         return "best-first"
     if name.startswith(("bncls", "btyp")):
         return "beam sample"
-    return "sample" if name.startswith(("ncls", "typ")) else "beam"
+    return "sample" if name.startswith(("ncls", "typ", "minp", "nsig", "temp")) else "beam"
 
 
 def number(value: float, low: float | None, high: float | None, places: int) -> str:

@@ -1,4 +1,4 @@
-"""Which next tokens a sampler may draw: nucleus, min-p and typical sets over the whole vocabulary.
+"""Which next tokens a sampler may draw: nucleus, min-p, typical sets and others, over all tokens.
 
 Pure tensor functions and their settings. A filter only marks tokens; log-probabilities stay the
 model's own.
@@ -74,6 +74,53 @@ class MinProb:
         least = log_probs.topk(min_tokens, dim=-1).values[..., -1:]
         share = log_probs.amax(dim=-1, keepdim=True) + math.log(self.p)
         return log_probs >= torch.minimum(least, share)
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """The tokens of at least this probability (Hewitt et al., 2022), or the likeliest."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        _check(self.p)
+
+    @property
+    def name(self) -> str:
+        return f"Eps{self.p:g}"
+
+    def keeps(
+        self, log_probs: Float[Tensor, "*nodes vocab"], min_tokens: int = 1
+    ) -> Bool[Tensor, "*nodes vocab"]:
+        least = log_probs.topk(min_tokens, dim=-1).values[..., -1:]
+        return log_probs >= least.clamp(max=math.log(self.p))
+
+
+@dataclass(frozen=True)
+class TopSigma:
+    """The tokens within n standard deviations of the best logit (top-nσ, Tang et al., 2025)."""
+
+    n: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or not isinstance(self.n, int | float) or not 0 < self.n < 1e6:
+            raise OptionError(f"n is a number of standard deviations above 0, got {self.n!r}")
+
+    @property
+    def name(self) -> str:
+        return f"Nsig{self.n:g}"
+
+    def keeps(
+        self, log_probs: Float[Tensor, "*nodes vocab"], min_tokens: int = 1
+    ) -> Bool[Tensor, "*nodes vocab"]:
+        is_known = log_probs > -torch.inf
+        count = is_known.sum(dim=-1, keepdim=True).clamp(min=1)
+        values = log_probs.double().where(is_known, 0.0)
+        mean = values.sum(dim=-1, keepdim=True) / count
+        spread = (((values - mean).square() * is_known).sum(dim=-1, keepdim=True) / count).sqrt()
+        share = values.where(is_known, -torch.inf).amax(dim=-1, keepdim=True) - self.n * spread
+        least = log_probs.topk(min_tokens, dim=-1).values[..., -1:].double()
+        return (log_probs >= torch.minimum(least, share)) & is_known
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The paper's methods by name, and `run_method`, which runs any of them on prompts.
 
 Names are the paper's: BS, DBS, DBS+, Ncls0.8, Typ0.5, BNcls0.8, BTyp0.5, BFS, BKS_mean, BKS_last;
-and Minp0.1, BKS_diverse, SWOR: n texts drawn without replacement. A number in a name may be any
-other; BKS is best-k search with whatever scoring the settings have. Knows no algorithm.
+and Minp0.1, Nsig1, Temp0.7, BKS_diverse, SWOR: n texts drawn without replacement. A number in a
+name may be any other; BKS is best-k search with whatever scoring the settings have. Knows no
+algorithm.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from bestk.api import Batch, best_first_config
 from bestk.baselines.beam import Beam
-from bestk.baselines.filters import MinProb, Nucleus, Typical
+from bestk.baselines.filters import MinProb, Nucleus, TopSigma, Typical
 from bestk.baselines.sampling import Sampling
 from bestk.config import NOT_OF_SAMPLES, SearchConfig
 from bestk.core.methods import Method
@@ -97,6 +98,8 @@ BATCH_SIZE = 8  # prompts run side by side
 _FAMILIES: dict[str, Callable[[float], AnyMethod]] = {
     "ncls": lambda p: Sampling(filter=Nucleus(p)),
     "minp": lambda p: Sampling(filter=MinProb(p)),
+    "nsig": lambda n: Sampling(filter=TopSigma(n)),
+    "temp": lambda t: Sampling(temperature=t),
     "typ": lambda p: Sampling(filter=Typical(p)),
     "bncls": lambda p: Beam(filter=Nucleus(p)),
     "btyp": lambda p: Beam(filter=Typical(p)),
@@ -170,7 +173,7 @@ def method_of(method: str | AnyMethod) -> AnyMethod:
     """Find a method by its name, in any case; a `Method` is itself.
 
     >>> method_of("ncls0.7")
-    Sampling(filter=Nucleus(p=0.7), num_draws=None)
+    Sampling(filter=Nucleus(p=0.7), num_draws=None, temperature=1.0, walk=None)
     """
     if not isinstance(method, str):
         return method
@@ -178,13 +181,13 @@ def method_of(method: str | AnyMethod) -> AnyMethod:
     by_name["bks"] = Scored()  # with the scoring of the settings; no method of its own
     if method.lower() in by_name:
         return by_name[method.lower()]
-    match = re.fullmatch(r"(b?ncls|b?typ|minp)_?([0-9.]+)", method.lower())
+    match = re.fullmatch(r"(b?ncls|b?typ|minp|nsig|temp)_?([0-9.]+)", method.lower())
     if match is None:
         return _not_found(method)
     try:
         return _FAMILIES[match[1]](float(match[2]))
     except ValueError as error:
-        raise OptionError(f"method {method!r} needs a probability mass: {error}") from None
+        raise OptionError(f"method {method!r} needs another number: {error}") from None
 
 
 def check_method(method: str | AnyMethod, config: SearchConfig) -> None:

@@ -1,4 +1,4 @@
-"""Nucleus and typical sampling: independent draws, seeded, as many as a budget pays for.
+"""Sampling, with a filter or none: independent draws, seeded, as many as a budget pays for.
 
 Every draw is exact: the filter sees the whole distribution and the token is found by inverting its
 cumulative sum at one uniform number. Draw j of a prompt uses the j-th row of uniform numbers of the
@@ -11,6 +11,7 @@ the same, and draws that are done make room for others at once.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,30 +20,42 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bestk.baselines.base import TreePolicy, check_finite, check_plain, mass_of, shared
-from bestk.baselines.filters import Filter, listed
+from bestk.baselines.filters import Epsilon, Filter, listed
+from bestk.baselines.walks import WALKS, WalkPolicy
 from bestk.config import SearchConfig
 from bestk.core.frontier import Nodes
 from bestk.core.policy import Plan, Policy, Shape
 from bestk.core.record import Finding, Found
-from bestk.errors import OptionError
+from bestk.errors import OptionError, unknown
 from bestk.nodes import BatchSpec, Children, NodeBatch
 
 # First tokens are drawn this many draws at a time: all come from the root's one distribution.
 _CHUNK = 64
+# Walks are taken on the host: without a filter, among the tokens of this probability.
+_WHOLE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Draws until the next one would not fit into the budget, or exactly `num_draws` times.
 
-    Without a filter the draws are from the model's whole distribution.
+    Without a filter the draws are from the model's whole distribution. With `walk` draws pay for
+    a prefix once, however many begin with it, and may depend on one another (`walks.py`).
     """
 
     filter: Filter | None = None
     num_draws: int | None = None  # None: as many as the budget pays for
+    temperature: float = 1.0
+    walk: str | None = None  # shared, distinct, arithmetic
 
     def __post_init__(self) -> None:
         count = self.num_draws
+        if self.walk is not None and self.walk not in WALKS:
+            raise OptionError(unknown("walk", str(self.walk), WALKS))
+        if self.walk is not None and count is not None:
+            raise OptionError(f"walk={self.walk} draws until the budget is spent: no num_draws")
+        if not 0 < self.temperature < math.inf:
+            raise OptionError(f"temperature must be above 0 and finite, got {self.temperature}")
         if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
             raise OptionError(f"num_draws must be a whole number, got {count!r}")
         if count is not None and count < 1:
@@ -51,16 +64,27 @@ class Sampling:
     def check(self, config: SearchConfig) -> None:
         """Refuse settings that it cannot run with."""
         check_plain("sampling", config)
+        if self.walk is not None and config.stop:
+            raise OptionError(f"walk={self.walk} knows no stop strings: give stop_ids")
 
     def policy(self, config: SearchConfig, shape: Shape) -> Policy:
         """Make the draws of a batch."""
-        return SamplingPolicy(self, config, shape)
+        if self.walk is None:
+            return SamplingPolicy(self, config, shape)
+        kept = self.filter or Epsilon(_WHOLE)
+        return WalkPolicy(self.walk, kept, self.temperature, config, shape)
 
     def describe(self, config: SearchConfig, seed: int) -> str:
         """Write the settings as fields of a signature."""
-        name = "whole" if self.filter is None else self.filter.name
+        unfiltered = "whole" if self.walk is None else f"Eps{_WHOLE:g}"
+        name = unfiltered if self.filter is None else self.filter.name
         draws = "budget" if self.num_draws is None else str(self.num_draws)
-        return f"method:sample,{name}|draws:{draws}|seed:{seed}|{shared(config)}"
+        fields = [f"method:sample,{name}", f"draws:{draws}"]
+        if self.temperature != 1:
+            fields.append(f"temperature:{self.temperature:g}")
+        if self.walk is not None:
+            fields.append(f"walk:{self.walk}")
+        return "|".join([*fields, f"seed:{seed}", shared(config)])
 
 
 @dataclass
@@ -275,7 +299,7 @@ class SamplingPolicy(TreePolicy):
         uniforms: Float[Tensor, "batch nodes draws"],
         depth: Int[Tensor, "batch nodes"] | int,
     ) -> Children:
-        allowed = self._allowed(log_probs, depth)
+        allowed = self._allowed(log_probs, depth) / self.method.temperature
         if self.method.filter is None:
             token = invert(allowed.double().exp(), uniforms)
         else:

@@ -47,6 +47,7 @@ class Task:
     source_factor: float | None = (
         None  # answers may be so many times as long as the source, instead
     )
+    keeps_cut: bool = False  # texts that were cut off are kept beside the complete ones
     long_field: str | None = None  # the field to shorten when a prompt does not fit the model
     files: tuple[str, ...] = ()
     hub: Hub | None = None
