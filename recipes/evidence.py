@@ -40,16 +40,17 @@ def seeded(*names: str) -> list[str]:
 
 
 # Ours: no ending rule on tasks, as the paper has none; and the default, which has it.
-OURS = ["BKS_diverse:end_prob=1,k=5", "BKS_mean:decay_weight=0", "BKS_last:decay_weight=0.05"]
+OURS = ["BKS_diverse:end_prob=1", "BKS_mean:decay_weight=0", "BKS_last:decay_weight=0.05"]
 SAMPLERS = ["Minp0.1:walk=distinct", "Minp0.1:walk=shared", "Ncls0.5:walk=shared"]
 BEAMS = ["BS", "DBS+:diversity_penalty=0.8", "BS:beam_size=15"]
 WIDER = ["BS:beam_size=20", "DBS+:beam_size=15,diversity_penalty=0.8,num_groups=15"]
 MORE = [
-    "SWOR:k=5,min_p=0.1,seed=0",
-    "SWOR:k=5,seed=0,temperature=0.5",
-    "BKS_diverse:end_prob=1,k=5,novelty=0.5",
-    "BKS_diverse:end_prob=1,k=5,novelty=2",
-    "BKS_diverse:k=10",
+    "SWOR:min_p=0.1",
+    "SWOR:temperature=0.5",
+    "BKS_diverse:end_prob=1,novelty=0.5",
+    "BKS_diverse:end_prob=1,novelty=2",
+    "BKS_diverse",
+    "BKS_diverse:end_prob=1,k=5,num_texts=10",
     "Ncls0.5:walk=arithmetic",
     "Minp0.1:walk=arithmetic",
     "Minp0.3:walk=distinct",
@@ -68,19 +69,19 @@ OTHERS = [
 ]
 FIRST = [*OURS, *BEAMS, *seeded(*SAMPLERS)]
 CHAT = [
-    "BKS_diverse:k=10",
-    "BKS_diverse:end_prob=1,k=10",
+    "BKS_diverse",
+    "BKS_diverse:end_prob=1",
     "Minp0.1:walk=distinct",
     "Ncls0.8:walk=shared",
     "BS",
     "BKS_mean",
-    "BKS_diverse:k=10,novelty=2",
-    "BKS_diverse:k=10,novelty=0.5",
+    "BKS_diverse:novelty=2",
+    "BKS_diverse:novelty=0.5",
     "Ncls0.5:walk=shared",
     "Ncls0.9:walk=shared",
     "DBS+:diversity_penalty=0.8",
     "Temp0.7:walk=shared",
-    "SWOR:k=10,min_p=0.1",
+    "SWOR:min_p=0.1",
 ]
 # A line ends the text.
 LINES = [
