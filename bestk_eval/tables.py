@@ -21,10 +21,10 @@ from bestk_eval.metrics.base import Column
 
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "full": (
-        *("S", "|S|", "D-1", "D-2", "D-3", "OR1", "OR2", "ORL"),
+        *("S", "|S|", "D-1", "D-2", "D-3", "O", "OR1", "OR2", "ORL"),
         *("MV", "R1", "R2", "RL", "MTR", "GRM", "COV"),
     ),
-    "condensed": ("|S|", "D", "OR", "R", "MV", "GRM", "MTR", "COV"),
+    "condensed": ("|S|", "D", "O", "OR", "R", "MV", "GRM", "MTR", "COV"),
     "translation": ("|S|", "D", "BLEU", "chrF", "OsBLEU", "OsChrF"),
     "search": ("Done", "S", "|S|", "sfBLEU", "BLEU", "chrF", "Time", "Nodes", "Calls"),
 }

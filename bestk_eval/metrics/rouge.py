@@ -1,7 +1,8 @@
 """ROUGE-1, -2 and -L by rouge-score: F-measure, Porter stemmer on, best reference.
 
 Of several references each score takes the one with the highest F-measure for it, as rouge-score's
-own `score_multi` does.
+own `score_multi` does. There are two oracles. O is of one text: the one with the highest mean of its
+three. OR is the paper's: the best text of each measure by itself.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Rouge(TextMetric):
             Column(key=f"O{short}", title=f"{name} F1, best text", group="Oracle", latex=short)
             for name, short in _NAMES.items()
         ),
+        Column(key="O", title="mean of R1, R2, RL, best text", group="Oracle"),
         Column(
             key="OR", title="mean of OR1, OR2, ORL", group="Oracle", latex=r"$\overline{\rm OR}$"
         ),
@@ -47,8 +49,9 @@ class Rouge(TextMetric):
         rows = []
         for text in texts:
             found = self._scorer.score_multi(list(example.references), text)
-            rows.append([100 * found[name].fmeasure for name in _NAMES])
+            measures = [100 * found[name].fmeasure for name in _NAMES]
+            rows.append([*measures, sum(measures) / len(measures)])
         return rows
 
     def summarise(self, mean: Numbers, best: Numbers) -> Sequence[float]:
-        return [*mean, float(mean.mean()), *best, float(best.mean())]
+        return [*mean, *best, float(best[: len(_NAMES)].mean())]
