@@ -1,8 +1,8 @@
 """ROUGE-1, -2 and -L by rouge-score: F-measure, Porter stemmer on, best reference.
 
 Of several references each score takes the one with the highest F-measure for it, as rouge-score's
-own `score_multi` does. There are two oracles. O is of one text: the one with the highest mean of its
-three. OR is the paper's: the best text of each measure by itself.
+own `score_multi` does. There are two oracles. O is of one text, the one with the highest mean of
+its three; OR is the paper's, the best text of each measure by itself.
 """
 
 from __future__ import annotations
