@@ -96,7 +96,7 @@ def test_tables_in_every_format(toy: Path, capsys: pytest.CaptureFixture[str]) -
         assert "difference to BS" in text
     assert r"\cellcolor{RoyalBlue!25}" in latex
     assert r"\cellcolor{BrickRed!15}" in latex
-    assert r"\multicolumn{3}{c}{Oracle}" in latex
+    assert r"\multicolumn{4}{c}{Oracle}" in latex
     assert latex.count(r"\begin{tabular}") == len(report.tables)
     for table in report.tables:
         widths = {len(row) for row in table.rows} | {len(table.headings)}
