@@ -108,6 +108,8 @@ class SearchConfig:
     top_p: float | None = None  # keep the likeliest tokens that hold this share of probability
     min_p: float | None = None  # keep tokens of this share of the likeliest one's probability
     repetition_penalty: float = 1.0  # above 1: tokens of the prompt and the text get less likely
+    presence_penalty: float = 0.0  # taken off the logit of tokens that the text holds
+    frequency_penalty: float = 0.0  # and of them for each time that it does
     no_repeat_ngram_size: int | None = None  # no n-gram of this size comes twice, prompt included
     encoder_repetition_penalty: float = 1.0  # above 1: tokens of the prompt get likelier
     encoder_no_repeat_ngram_size: int | None = None  # no n-gram of this size comes from the prompt
@@ -274,7 +276,8 @@ class SearchConfig:
 
     def _check_reals(self) -> None:
         reals = ["min_prob", "decay_weight", "decay_power", "length_alpha", "timeout", "end_prob"]
-        for name in [*reals, "include_bonus", "novelty", *_POSITIVE, *_SHARES]:
+        reals += ["presence_penalty", "frequency_penalty", "include_bonus", "novelty"]
+        for name in [*reals, *_POSITIVE, *_SHARES]:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue

@@ -56,6 +56,8 @@ REACH = {
     "temperature": (1e-4, 1e4),
     "repetition_penalty": (1e-4, 1e4),
     "encoder_repetition_penalty": (1e-4, 1e4),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
 }
 
 # Help by panel, then by field of SearchConfig; every field stands in one of the panels.
@@ -104,6 +106,8 @@ _SHAPING = {
     "top_p": "Keep the likeliest tokens that hold this share of the probability.",
     "min_p": "Keep tokens that have this share of the likeliest one's probability.",
     "repetition_penalty": "Above 1, tokens of the prompt and the text get less likely.",
+    "presence_penalty": "Taken off the logits of tokens that the text holds already.",
+    "frequency_penalty": "Taken off them for each time that the text holds them.",
     "no_repeat_ngram_size": "No n-gram of this size comes twice, prompt included.",
     "encoder_repetition_penalty": "Above 1, tokens of the prompt get likelier.",
     "encoder_no_repeat_ngram_size": "No n-gram of this size comes from the prompt.",

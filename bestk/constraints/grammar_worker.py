@@ -123,11 +123,29 @@ def grammar_of(name: str, text: str, after_space: bool) -> Any:
     if name == "regex":
         grammar = Grammar.from_regex(text)
     elif name == "json_schema":
-        # As json.dumps writes it: no two texts that differ in white space alone.
-        grammar = Grammar.from_json_schema(text, any_whitespace=False)
+        grammar = _document(text)
+    elif text.startswith("{"):  # no EBNF begins so
+        grammar = Grammar.from_structural_tag(json.dumps(_exact(json.loads(text))))
     else:
         grammar = Grammar.from_ebnf(text)
     return Grammar.concat(Grammar.from_regex(" ?"), grammar) if after_space else grammar
+
+
+def _document(schema: str) -> Any:
+    """Make the grammar of JSON as json.dumps writes it: white space alone makes no other text."""
+    from xgrammar import Grammar
+
+    return Grammar.from_json_schema(schema, any_whitespace=False)
+
+
+def _exact(tag: Any) -> Any:
+    """Put the grammars of JSON into a structural tag in place of its schemas."""
+    if isinstance(tag, list):
+        return [_exact(one) for one in tag]
+    if isinstance(tag, dict) and tag.get("type") == "json_schema" and "json_schema" in tag:
+        document = _document(json.dumps(tag["json_schema"], ensure_ascii=False))
+        return {"type": "grammar", "grammar": str(document)}
+    return {key: _exact(one) for key, one in tag.items()} if isinstance(tag, dict) else tag
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class ImageTextModel(LanguageModel):
             )
         return super()._ids(ids)
 
-    def _chat(self, messages: Sequence[Any]) -> Any:
+    def _chat(self, messages: Sequence[Any], **given: Any) -> Any:
         """Encode messages; where they hold images the ids come with what the processor made."""
         images = [part for message in messages for part in _parts(message) if is_image(part)]
         if self.processor is None:
@@ -63,7 +63,7 @@ class ImageTextModel(LanguageModel):
                     f"model {self.name} has no processor for images: load it with bestk.load, or "
                     "use bestk.from_transformers(model, processor)"
                 )
-            return super()._chat(messages)
+            return super()._chat(messages, **given)
         listed = [{**message, "content": _opened(_parts(message))} for message in messages]
         try:
             encoded = self.processor.apply_chat_template(
@@ -73,6 +73,7 @@ class ImageTextModel(LanguageModel):
                 tokenize=True,
                 return_dict=True,
                 return_tensors="pt",
+                **given,
             )
         except Exception as error:  # templates and processors are programs of their own
             raise PromptError(

@@ -5,6 +5,7 @@ Knows prompts (text, token ids, chat messages) and decoding; knows nothing of se
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
@@ -72,6 +73,14 @@ class LanguageModel:
         return bool(self.chat_template or getattr(self.tokenizer, "chat_template", None))
 
     @property
+    def tool_template(self) -> str | None:
+        """The chat template, if it has a place for tools."""
+        template = self.chat_template or getattr(self.tokenizer, "chat_template", None)
+        if isinstance(template, dict):
+            template = template.get("tool_use", template.get("default"))
+        return template if template and re.search(r"\btools\b", template) else None
+
+    @property
     def reads_text(self) -> bool:
         """Whether prompts can be text; else they are features."""
         return True
@@ -96,6 +105,10 @@ class LanguageModel:
         if not written:
             raise PromptError(f"{begin[:40]!r} cannot begin a text: {self.name} cannot write it")
         return [*self.encode(prompt), *written]
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message]) -> Any:
+        """Encode a conversation with tools, which its template tells the model of."""
+        return self._chat(messages, tools=list(tools))
 
     def spell(self, text: str) -> list[int]:
         """Turn a piece of text into the ids that a model would write it with, none if it cannot."""
@@ -185,7 +198,7 @@ class LanguageModel:
         """Return a prompt as results tell of it."""
         return prompt
 
-    def _chat(self, messages: Sequence[Any]) -> Any:
+    def _chat(self, messages: Sequence[Any], **given: Any) -> Any:
         """Encode messages."""
         tokenizer = self._tokenizer()
         if not self.is_chat:
@@ -196,10 +209,11 @@ class LanguageModel:
             content = message.get("content")
             if isinstance(content, list) and any(map(is_image, content)):
                 raise PromptError(f"model {self.name} reads text alone: leave the images out")
-        own = {"chat_template": self.chat_template} if self.chat_template else {}
+        if self.chat_template:
+            given["chat_template"] = self.chat_template
         try:
             encoded = tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, return_dict=True, **own
+                list(messages), add_generation_prompt=True, return_dict=True, **given
             )
         except Exception as error:  # templates are programs of their own, in jinja
             raise PromptError(

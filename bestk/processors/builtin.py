@@ -113,6 +113,21 @@ class SourcePenalty(_Static):
         return _penalise(scores, seen, self.penalty)
 
 
+class Occurrences(_Static):
+    """Takes `presence` off the tokens of a node's text, and `frequency` for each time they come."""
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self.presence = presence
+        self.frequency = frequency
+
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        prefix = context.nodes.prefix
+        token = prefix.clamp(min=0)  # what stands for a gap is counted as any other token
+        count = (token[..., None] == prefix[:, :, None]).sum(dim=-1)
+        taken = self.presence * (count > 0) + self.frequency * count
+        return scores.scatter_(2, token, scores.gather(2, token) - taken.to(scores.dtype))
+
+
 class NoRepeatNGram(_Static):
     """Forbids tokens that would repeat an n-gram of the node's own prefix, or of its source."""
 

@@ -84,6 +84,8 @@ def processors_of(
         config.encoder_repetition_penalty != 1
         and builtin.SourcePenalty(config.encoder_repetition_penalty),
         config.repetition_penalty != 1 and builtin.RepetitionPenalty(config.repetition_penalty),
+        bool(config.presence_penalty or config.frequency_penalty)
+        and builtin.Occurrences(config.presence_penalty, config.frequency_penalty),
         config.no_repeat_ngram_size is not None
         and builtin.NoRepeatNGram(config.no_repeat_ngram_size),
         config.encoder_no_repeat_ngram_size is not None

@@ -98,7 +98,7 @@ class ChatChoice(Answer):
 
     index: int
     message: dict[str, Any]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: dict[str, Any] | None
     score: float
     log_prob: float

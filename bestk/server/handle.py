@@ -7,6 +7,7 @@ Knows neither HTTP nor how searches are run.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import uuid
@@ -51,25 +52,41 @@ class SearchCall:
     method: str = BEST_K
     allowed: Allowed | None = None
     exclude: Sequence[Any] = ()
+    processors: Sequence[Any] = ()
+    tools: Sequence[Any] = ()  # that the chat template tells the model of
+    fills_context: bool = False  # texts may be as long as the model has room for, at most
     is_followed: bool = False  # whether the client wants to hear of a search's every step
     with_graph: bool = False  # and to see the tree as it grows
     max_seconds: float | None = None  # the server's own limit, beside the config's timeout
 
     def request(self) -> Request:
         """Encode the prompt, and refuse what cannot be searched."""
-        is_begun = bool(self.begin)
-        prompt = self.lm.encode_begun(self.prompt, self.begin) if is_begun else self.prompt
+        prompt, config = self.prompt, self.config
+        if self.begin:
+            prompt = self.lm.encode_begun(prompt, self.begin)
+        if self.tools:
+            prompt = self.lm.encode_chat(prompt, self.tools)
+        if self.fills_context:
+            config = self._fitted(self.lm.context_length(self.lm.encode(prompt)))
         (request,) = requests_for(
             self.lm,
             [prompt],
             self.method,
-            self.config,
-            hooks=Hooks(allowed=self.allowed),
+            config,
+            hooks=Hooks(allowed=self.allowed, logits_processor=self.processors),
             exclude=[self.exclude] if self.exclude else (),
             is_watched=self.is_followed and self.search_config is not None,
             max_seconds=self.max_seconds,
         )
         return request
+
+    def _fitted(self, length: int) -> SearchConfig:
+        """Return the settings with texts no longer than the model has room for."""
+        limit = self.lm.backend.capabilities.max_length
+        room = self.config.max_new_tokens if limit is None else limit - length
+        if not 0 < room < self.config.max_new_tokens:
+            return self.config
+        return dataclasses.replace(self.config, max_new_tokens=room)
 
     @property
     def search_config(self) -> SearchConfig | None:

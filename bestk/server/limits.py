@@ -6,6 +6,7 @@ A request past a limit is refused before anything is searched. Knows settings, n
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +114,9 @@ class Limits:
                 f"make {nodes}: leave graph out, lower the budget or raise min_prob"
             )
 
-    def check_text(self, prompt: Any) -> None:
+    def check_text(self, prompt: Any, tools: Sequence[Any] = ()) -> None:
         """Refuse a prompt that would take long to encode."""
-        parts = prompt if isinstance(prompt, list) else [prompt]
+        parts = [*(prompt if isinstance(prompt, list) else [prompt]), *tools]
         size = sum(_num_characters(one) for one in parts)
         if size > self.prompt_characters:
             raise PromptError(
@@ -141,7 +142,9 @@ class Limits:
 
 def _num_characters(part: Any) -> int:
     """Count the characters of a message, or of something else that a prompt holds."""
-    content = part["content"] if isinstance(part, dict) else part
+    if not isinstance(part, dict) or "content" not in part:
+        return len(str(part))
+    size, content = len(str(part.get("tool_calls", ""))), part["content"]
     if isinstance(content, list):  # of texts and images
-        return sum(len(one.get("text", "")) for one in content)
-    return len(str(content))
+        return size + sum(len(one.get("text", "")) for one in content)
+    return size + len(str(content))

@@ -171,7 +171,7 @@ class SearchLoop:
         """Make a search ready, or refuse what is wrong with it."""
         request, failure = None, None
         try:
-            self.limits.check_text(handle.call.prompt)
+            self.limits.check_text(handle.call.prompt, handle.call.tools)
             self.limits.check_text(handle.call.begin)
             compile_apart(handle.call.config, handle.call.lm, self.limits.grammar)
             with self._encoding:

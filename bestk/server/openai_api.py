@@ -7,6 +7,7 @@ meaning here is refused by name. Knows requests; how results are written is in `
 from __future__ import annotations
 
 import functools
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -16,18 +17,22 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from bestk.config import SearchConfig
 from bestk.core.record import TreeRecord
 from bestk.errors import OptionError
-from bestk.result import Hypothesis, SearchResult
+from bestk.result import Hypothesis, SearchResult, emptiness
 from bestk.server import events
 from bestk.server.answers import ChatAnswer, CompletionAnswer
 from bestk.server.errors import api_error, responses
 from bestk.server.handle import SearchCall
+from bestk.server.limits import Limits
 from bestk.server.messages import chat_of
 from bestk.server.openai_format import Choice, chat_choice, completion_choice, filled_up, usage
-from bestk.server.schemas import ChatBody, CompletionBody, OpenAIBody, settings_of
+from bestk.server.openai_schemas import ChatBody, CompletionBody, OpenAIBody
+from bestk.server.schemas import settings_of
 from bestk.server.service import Service
 from bestk.server.subscription import StreamUpdate, Subscription, in_thread
+from bestk.server.tools import tools_of
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _ERRORS = responses(400, 401, 404, 413, 429, 500, 503)
@@ -92,37 +97,44 @@ class OpenAIRequest(ABC):
             raise OptionError(
                 f"a request has at most {service.limits.prompts} prompts, got {len(prompts)}"
             )
-        if body.stream and (body.rerank or body.select):
+        if body.stream and self.n > 1 and (body.rerank or body.select):
             raise OptionError("a stream sends texts as they come: leave rerank and select out")
         if body.stream_options is not None and not body.stream:
             raise OptionError("stream_options are for a stream: set stream, or leave them out")
         self.name, self.lm = service.model(body.model)
         self.top = self._top()
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
-        config = service.check(settings_of(body, self._given(), without=self._neutral()))
+        config = service.check(self._settings(service.limits))
         self.finish = service.finish(body, config)
         self.calls = [
             SearchCall(
                 lm=self.lm,
                 prompt=prompt,
                 config=config,
-                is_followed=bool(body.stream),
-                with_graph=bool(body.stream) and bool(self.top),
+                processors=_biases(body.logit_bias, self.lm.backend.vocab_size),
+                is_followed=self.is_followed,
+                with_graph=self.is_followed and bool(self.top),
                 max_seconds=service.limits.seconds,
+                **self._asked(),
             )
             for prompt in prompts
         ]
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether texts are sent as they complete; the best one is known at the end."""
+        return bool(self.body.stream) and self.n > 1
 
     def answer(self, results: list[SearchResult], prompt_tokens: list[int]) -> dict[str, Any]:
         """Write all texts of all prompts."""
         choices: list[Choice] = []
         texts: list[Hypothesis] = []
         for number, result in enumerate(results):
-            found = filled_up(self.lm, self.finish(result), result, self.n)
+            found = self._best(result)
             choices += self._choices(number, 0, found, result.tree)
             texts += found
         expansions = sum(result.cost.expanded for result in results)
-        notices = [result.notice for result in results if result.notice is not None]
+        notices = [told for result in results if (told := _notice(result)) is not None]
         return {
             **self._frame(self.kind),
             "choices": choices,
@@ -158,6 +170,9 @@ class OpenAIRequest(ABC):
             yield events.event(None, self._chunk([]) | {"usage": cost})
         yield events.DONE
 
+    def _best(self, result: SearchResult) -> list[Hypothesis]:
+        return filled_up(self.lm, self.finish(result), result, self.n)
+
     def _fresh(
         self, update: StreamUpdate, sent: list[list[Hypothesis]]
     ) -> tuple[list[Hypothesis], TreeRecord | None]:
@@ -167,6 +182,8 @@ class OpenAIRequest(ABC):
         if update.progress is not None:
             snapshot = update.progress.snapshot
             return list(update.progress.texts)[:room], None if snapshot is None else snapshot.tree
+        if update.result is not None and not self.is_followed:
+            return self._best(update.result), update.result.tree
         if update.result is not None:
             # Texts that nobody has heard of, then what was cut off.
             every = filled_up(self.lm, update.result, update.result, self.n + len(known))
@@ -196,15 +213,29 @@ class OpenAIRequest(ABC):
     def _chunk(self, choices: list[Choice]) -> dict[str, Any]:
         return {**self._frame(self.chunk_kind), "choices": choices}
 
-    def _given(self) -> dict[str, Any]:
+    def _settings(self, limits: Limits) -> SearchConfig:
+        """Make the settings; a budget that nobody asked for stays within the limit."""
+        body, given = self.body, self._given(limits)
+        config = settings_of(body, given, without=body.neutral())
+        if config.total_budget > limits.budget and not _tells(body, "budget", "beam_size"):
+            given["budget"] = limits.budget
+            config = settings_of(body, given, without=body.neutral())
+        return config
+
+    @property
+    def length(self) -> int | None:
+        """How long a text may be, if that is said."""
+        return _one_of(self.body, "max_tokens", "max_completion_tokens", "max_new_tokens")
+
+    def _given(self, limits: Limits) -> dict[str, Any]:
         """Return the settings that OpenAI has other names for."""
-        length = _one_of(self.body, "max_tokens", "max_completion_tokens", "max_new_tokens")
-        given = {"num_texts": _one_of(self.body, "n", "num_texts"), "max_new_tokens": length}
+        n = _one_of(self.body, "n", "num_texts")
+        given = {"num_texts": n, "max_new_tokens": self.length}
         return {name: value for name, value in given.items() if value is not None}
 
-    def _neutral(self) -> set[str]:
-        """Name settings that are given, and say nothing: OpenAI's clients send top_p=1."""
-        return {"top_p"} if getattr(self.body, "top_p", None) == 1 else set()
+    def _asked(self) -> dict[str, Any]:
+        """Return what is asked of the search besides its settings."""
+        return {}
 
     @abstractmethod
     def _top(self) -> int | None:
@@ -240,6 +271,19 @@ class ChatRequest(OpenAIRequest):
     body: ChatBody
 
     def __init__(self, service: Service, body: ChatBody) -> None:
+        name, lm = service.model(body.model)
+        if not lm.is_chat:
+            raise OptionError(
+                f"model {name} has no chat template, it continues plain prompts: "
+                "send the text to /v1/completions, or to /v1/search as prompt"
+            )
+        functions = [tool.function.model_dump(exclude_none=True) for tool in body.tools or ()]
+        self.tools = tools_of(
+            functions,
+            body.tool_choice,
+            lm.tool_template,
+            is_single=body.parallel_tool_calls is False,
+        )
         super().__init__(service, body, [chat_of(body.messages, service.limits)])
 
     def _top(self) -> int | None:
@@ -248,16 +292,25 @@ class ChatRequest(OpenAIRequest):
             raise OptionError("top_logprobs needs logprobs: set it to true")
         return (top or 0) if self.body.logprobs else None
 
-    def _given(self) -> dict[str, Any]:
-        given, form = super()._given(), self.body.response_format
-        if form is not None and form.type == "json_schema":
-            if form.json_schema is None:
-                raise OptionError("response_format of type json_schema needs json_schema")
-            given["json_schema"] = form.json_schema.schema_
+    def _given(self, limits: Limits) -> dict[str, Any]:
+        given, form = super()._given(limits), self.body.response_format
+        schema = None if form is None else form.schema_
+        if schema is not None:
+            given["json_schema"] = schema
+        if self.tools is not None:
+            given["grammar"] = self.tools.grammar
+        if self.length is None:  # an answer is as long as the model makes it
+            given |= {"num_texts": self.n, "max_new_tokens": limits.new_tokens}
+            if not _tells(self.body, "max_completions"):
+                given["max_completions"] = self.n
         return given
 
+    def _asked(self) -> dict[str, Any]:
+        tools = () if self.tools is None else self.tools.specs
+        return {"tools": tools, "fills_context": self.length is None}
+
     def _writer(self, is_chunk: bool) -> Callable[..., Choice]:
-        return functools.partial(chat_choice, name="delta" if is_chunk else "message")
+        return functools.partial(chat_choice, tools=self.tools, is_chunk=is_chunk)
 
 
 def _refuse(body: OpenAIBody) -> None:
@@ -267,6 +320,32 @@ def _refuse(body: OpenAIBody) -> None:
         if value is not None and value not in neutral:
             about = type(body).model_fields[name].description or ""
             raise OptionError(f"{name}={value!r} is not supported: {about.partition('.')[0]}")
+
+
+def _notice(result: SearchResult) -> str | None:
+    """Return what there is to say of a result: also why every text was cut off."""
+    if result.notice is not None or any(text.is_complete for text in result.hypotheses):
+        return result.notice
+    bound = 0.0 if result.bound is None else result.bound
+    return emptiness(result.config, result.stop_reason, result.num_truncated, bound)
+
+
+def _biases(biases: dict[str, float] | None, vocab_size: int) -> list[Any]:
+    """Turn OpenAI's logit_bias into a processor; what it forbids is never written."""
+    if not biases:
+        return []
+    from transformers import SequenceBiasLogitsProcessor
+
+    for token in biases:
+        if not (token.isdecimal() and int(token) < vocab_size):
+            raise OptionError(f"logit_bias: token ids go from 0 to {vocab_size - 1}, got {token}")
+    by_id = {int(token): -math.inf if v == -100 else v for token, v in biases.items()}
+    return [SequenceBiasLogitsProcessor([[[token], value] for token, value in by_id.items()])]
+
+
+def _tells(body: OpenAIBody, *names: str) -> bool:
+    """Return whether any of these settings is given."""
+    return any(getattr(body, name) is not None for name in names)
 
 
 def _one_of(body: OpenAIBody, *names: str) -> int | None:

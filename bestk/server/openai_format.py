@@ -6,6 +6,7 @@ that were cut off follow, with finish_reason "length". Knows no routes.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from bestk.core.tree import State
 from bestk.engine.results import hypotheses_of
 from bestk.lm.language_model import LanguageModel
 from bestk.result import Hypothesis, SearchResult, merge, rank
+from bestk.server.tools import Tools
 
 Choice = dict[str, Any]
 
@@ -63,11 +65,17 @@ def chat_choice(
     text: Hypothesis,
     top: int | None,
     *,
-    name: str = "message",
+    tools: Tools | None = None,
+    is_chunk: bool = False,
 ) -> Choice:
-    """Write one text for `/v1/chat/completions`; in a stream its name is `delta`."""
+    """Write one text for `/v1/chat/completions`."""
     written = _choice(index, text)
-    written[name] = {"role": "assistant", "content": text.text, "refusal": None}
+    said, calls = (text.text, []) if tools is None else tools.read(text.text)
+    message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
+    if calls:
+        message |= {"content": said or None, "tool_calls": _tool_calls(calls, is_chunk=is_chunk)}
+        written["finish_reason"] = "tool_calls"
+    written["delta" if is_chunk else "message"] = message
     written["logprobs"] = None
     if top is not None:
         tokens = token_details(lm, record, text, top)
@@ -110,6 +118,18 @@ def token_details(
             )
         slot = children.get(slot, ([], {}))[1].get(token, -1)
     return details
+
+
+def _tool_calls(calls: Sequence[tuple[str, str]], *, is_chunk: bool) -> list[dict[str, Any]]:
+    return [
+        {
+            **({"index": place} if is_chunk else {}),
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        for place, (name, arguments) in enumerate(calls)
+    ]
 
 
 def _choice(index: int, text: Hypothesis) -> Choice:

@@ -6,6 +6,7 @@ nearest known one. Rules between settings are `SearchConfig`'s. Knows no routes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import typing
 from collections.abc import Set
@@ -20,7 +21,7 @@ from bestk.settings import Setting, every_setting
 
 
 class Body(BaseModel):
-    """A body: no field is guessed at, none is ignored."""
+    """A body: no field is guessed at, none that says something is ignored."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -29,9 +30,11 @@ class Body(BaseModel):
     def _known(cls, data: Any) -> Any:
         if isinstance(data, dict):
             _check_text(data)
-            for name in data:
-                if name not in cls.model_fields:
+            unasked = {name for name in data if name not in cls.model_fields}
+            for name in unasked:
+                if data[name] is not None:
                     raise OptionError(unknown("field", str(name), cls.model_fields))
+            data = {name: value for name, value in data.items() if name not in unasked}
         return data
 
 
@@ -43,6 +46,11 @@ def _check_text(data: Any) -> None:
         raise OptionError(
             f"text must be valid Unicode, got {error.object[error.start]!r}"
         ) from None
+
+
+def ignored() -> Any:
+    """Describe a field that changes nothing."""
+    return Field(default=None, description="Accepted, not looked at.")
 
 
 # A list of one may be given without the brackets.
@@ -117,12 +125,64 @@ class ImagePart(Body):
     image_url: ImageUrl
 
 
+class RefusalPart(Body):
+    """A part of a message that says why there is no answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.refusal
+
+
+class CalledFunction(Body):
+    """Which function a model called, with which arguments."""
+
+    name: str
+    arguments: str = Field(description="JSON.")
+
+
+class ToolCall(Body):
+    """A call of a tool, as an answer had it."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the call as a chat template takes it: its arguments are data."""
+        arguments: Any = self.function.arguments
+        with contextlib.suppress(ValueError, RecursionError):  # models write what they like
+            arguments = json.loads(arguments)
+        called = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": called}
+
+
 class Message(Body):
-    """One message of a conversation."""
+    """One message of a conversation; an answer's message may come back as it is."""
 
     role: Annotated[str, Field(min_length=1, examples=["user"])]
-    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
+    content: (
+        str
+        | list[Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]]
+        | None
+    ) = None
     name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    type: Literal["text", "message"] | None = ignored()
+    annotations: list[Any] | None = ignored()
+    reasoning_content: str | None = ignored()
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not self.refusal and not self.tool_calls:
+            raise OptionError("a message needs content: a text, or a list of text parts")
+        return self
 
 
 class SearchBody(Settings):
@@ -159,99 +219,6 @@ class SearchBody(Settings):
     tree: bool = Field(
         default=False, description="Put the whole tree into the result, for /v1/render."
     )
-
-
-class StreamOptions(Body):
-    """What a stream of the OpenAI kind ends with."""
-
-    include_usage: bool = False
-    include_obfuscation: bool | None = None
-
-
-def _refused(what: str) -> Any:
-    return Field(default=None, description=f"{what} Anything but the neutral value is refused.")
-
-
-class OpenAIBody(Settings):
-    """The fields that both OpenAI endpoints share, and any setting of a search."""
-
-    model: str | None = Field(
-        default=None, description="One of /v1/models; the first unless given."
-    )
-    n: int | None = Field(
-        default=None, description="Texts to return, the best ones; 1 unless given."
-    )
-    max_tokens: int | None = Field(default=None, description="The same as max_new_tokens.")
-    stream: bool | None = Field(
-        default=None, description="Send each text as it completes: the first n that are found."
-    )
-    stream_options: StreamOptions | None = None
-    user: str | None = Field(default=None, description="Accepted, not looked at.")
-    presence_penalty: float | None = _refused("No such penalty is here.")
-    frequency_penalty: float | None = _refused("No such penalty is here.")
-    logit_bias: dict[str, float] | None = _refused("Tokens cannot be weighed.")
-
-    def refused(self) -> dict[str, Any]:
-        """Name the fields that must be neutral, with the neutral values."""
-        return {"presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},)}
-
-
-class CompletionBody(OpenAIBody):
-    """What `POST /v1/completions` takes."""
-
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
-        description="A text or its token ids, or a list of either."
-    )
-    logprobs: int | None = Field(
-        default=None, description="Log-probabilities of the tokens, and of so many others, up to 5."
-    )
-    echo: bool | None = _refused("The prompt is not repeated.")
-    suffix: str | None = _refused("There is no text after the completion.")
-    best_of: int | None = _refused("All texts come from one search: use n.")
-
-    def refused(self) -> dict[str, Any]:
-        return super().refused() | {"echo": (False,), "suffix": ("",), "best_of": (self.n or 1,)}
-
-
-class JsonSchema(BaseModel):
-    """A schema with a name, as OpenAI's clients send it."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-
-    schema_: dict[str, Any] = Field(alias="schema")
-
-
-class ResponseFormat(BaseModel):
-    """The form of the answers: free text, or JSON of a schema."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-
-    type: Literal["text", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class ChatBody(OpenAIBody):
-    """What `POST /v1/chat/completions` takes."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: int | None = Field(
-        default=None, description="The same as max_new_tokens."
-    )
-    logprobs: bool | None = Field(default=None, description="Log-probabilities of the tokens.")
-    top_logprobs: int | None = Field(
-        default=None, description="And of so many others, up to 20; needs logprobs."
-    )
-    response_format: ResponseFormat | None = None
-    store: bool | None = Field(default=None, description="Accepted; nothing is stored.")
-    metadata: dict[str, str] | None = Field(default=None, description="Accepted, not looked at.")
-    tools: list[Any] | None = _refused("There are no tools.")
-    tool_choice: Any | None = _refused("There are no tools.")
-    functions: list[Any] | None = _refused("There are no functions.")
-    function_call: Any | None = _refused("There are no functions.")
-
-    def refused(self) -> dict[str, Any]:
-        none: dict[str, Any] = {"tools": ([],), "functions": ([],)}
-        return super().refused() | none | {"tool_choice": ("none",), "function_call": ("none",)}
 
 
 def settings_of(

@@ -120,7 +120,8 @@ CHANGED: dict[str, Any] = {
     "top_p": 0.5, "min_p": 0.5, "repetition_penalty": 1.5, "no_repeat_ngram_size": 3,
     "encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 3, "bad_words": ("x",),
     "bad_words_ids": ((1, 2),), "suppress_tokens": (1,), "begin_suppress_tokens": (1,),
-    "forced_bos_token_id": 1, "forced_eos_token_id": (1,),
+    "forced_bos_token_id": 1, "forced_eos_token_id": (1,), "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
 }  # fmt: skip
 
 

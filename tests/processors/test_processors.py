@@ -95,6 +95,19 @@ def assert_parity(
     assert total >= least, "too few texts to show anything"
 
 
+class Occurrences:
+    """OpenAI's penalties, as its documentation words them: of the text alone, not of the prompt."""
+
+    def __init__(self, prompt: list[int], presence: float, frequency: float) -> None:
+        self.start, self.presence, self.frequency = len(prompt), presence, frequency
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        for row, text in enumerate(ids[:, self.start :].tolist()):
+            for token in set(text):
+                scores[row, token] -= self.presence + self.frequency * text.count(token)
+        return scores
+
+
 SETTINGS: dict[str, tuple[dict[str, Any], Callable[[list[int]], list[Any]]]] = {
     "temperature": ({"temperature": 1.7}, lambda p: [lp.TemperatureLogitsWarper(1.7)]),
     "top_k": ({"top_k": 3}, lambda p: [lp.TopKLogitsWarper(3)]),
@@ -103,6 +116,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[[list[int]], list[Any]]]] = {
     "repetition_penalty": (
         {"repetition_penalty": 1.6},
         lambda p: [lp.RepetitionPenaltyLogitsProcessor(1.6)],
+    ),
+    "presence_penalty": ({"presence_penalty": 0.9}, lambda p: [Occurrences(p, 0.9, 0)]),
+    "frequency_penalty": (
+        {"presence_penalty": -0.4, "frequency_penalty": 0.7},
+        lambda p: [Occurrences(p, -0.4, 0.7)],
     ),
     "no_repeat_1gram": (
         {"no_repeat_ngram_size": 1},

@@ -33,7 +33,8 @@ SHORT: dict[str, Any] = {"max_new_tokens": 5, "beam_size": 3, "k": 2}
 
 @pytest.fixture(scope="module")
 def server(tokenizer: Any) -> Iterator[Served]:
-    lm = bestk.LanguageModel(writer(0), tokenizer, "writer")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
+    lm = bestk.LanguageModel(writer(0), tokenizer, "writer", chat_template=template)
     limits = Limits(body_bytes=3_000_000, grammar_seconds=1, grammar_characters=20_000)
     with served(lm, letters_lm(), limits=limits) as running:
         yield running
@@ -204,6 +205,14 @@ def test_names_that_are_made_to_look_like_this_machine(host: str, is_let_in: boo
 
 
 HUGE = 10**9
+
+
+def tool(pattern: str, name: str = "f") -> dict[str, Any]:
+    value = {"type": "string", "pattern": pattern}
+    parameters = {"type": "object", "properties": {"x": value}, "required": ["x"]}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/secret"}}
 # What took other servers down, and what is answered here: path, body, status, part of the answer.
 REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
@@ -215,7 +224,16 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "empty ids": ("completions", {"prompt": [[]]}, 400, "prompt"),
     "ids that are none": ("completions", {"prompt": [-1, HUGE]}, 400, "token ids go from 0"),
     "huge logprobs": ("completions", {"logprobs": HUGE}, 400, "logprobs goes from 0 to 5"),
-    "schema of a tool": ("chat/completions", {"tools": [{"pattern": "("}]}, 400, "tools="),
+    "tool": ("chat/completions", {"tools": [{"pattern": "("}]}, 400, "tools.0"),
+    "pattern of a tool": ("chat/completions", {"tools": [tool("(")]}, 400, "cannot be used"),
+    "name of a tool": ("chat/completions", {"tools": [tool("a", name="<|x|>")]}, 400, "name"),
+    "huge bias": ("completions", {"logit_bias": {str(HUGE): 1}}, 400, "token ids go from 0"),
+    "many biases": (
+        "completions",
+        {"logit_bias": dict.fromkeys(map(str, range(HUGE // 10**4)), 1)},
+        400,
+        "token ids go from 0",
+    ),
     "no schema": (
         "chat/completions",
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 3}}}},

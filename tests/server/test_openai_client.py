@@ -27,7 +27,13 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0) as made:
+    """A client that checks the type of every answer."""
+    with openai.OpenAI(
+        base_url=server.url + "/v1",
+        api_key="secret",
+        max_retries=0,
+        _strict_response_validation=True,
+    ) as made:
         yield made
 
 
@@ -227,13 +233,18 @@ class TestErrors:
         [
             ({"echo": True}, "echo=True is not supported: The prompt is not repeated"),
             ({"best_of": 7}, "best_of=7 is not supported: All texts come from one search"),
-            ({"presence_penalty": 1.0}, "presence_penalty=1.0 is not supported"),
+            ({"presence_penalty": 1000}, "presence_penalty goes from -100 to 100, got 1000"),
+            ({"logit_bias": {"99": 1}}, "logit_bias: token ids go from 0 to 28, got 99"),
+            ({"logit_bias": {"3": 101}}, "logit_bias.3: "),
             ({"logprobs": 9}, "logprobs goes from 0 to 5, got 9"),
             ({"n": 0}, "n must be at least 1, got 0"),
-            ({"temperature": 0}, "temperature must be above 0, got 0"),
+            ({"temperature": -1}, "temperature must be above 0, got -1"),
             ({"extra_body": {"num_texts": 3}, "n": 2}, "n=2 and num_texts=3 are names of one"),
             ({"extra_body": {"beem_size": 3}}, "did you mean 'beam_size'?"),
-            ({"extra_body": {"rerank": "mbr-chrf"}, "stream": True}, "leave rerank and select out"),
+            (
+                {"extra_body": {"rerank": "mbr-chrf"}, "stream": True, "n": 2},
+                "leave rerank and select out",
+            ),
             ({"stream_options": {"include_usage": True}}, "stream_options are for a stream"),
             ({"prompt": ["a"] * 40}, "at most 32 prompts, got 40"),
             ({"prompt": []}, "a prompt must be text"),
@@ -246,10 +257,17 @@ class TestErrors:
             client.completions.create(**{"model": "letters", "prompt": "hello"} | options)
         assert told in caught.value.message
 
-    def test_tools_are_refused(self, client: openai.OpenAI) -> None:
+    def test_what_a_chat_cannot_do(self, client: openai.OpenAI) -> None:
         tools: Any = [{"type": "function", "function": {"name": "f"}}]
-        with pytest.raises(openai.BadRequestError, match="There are no tools"):
-            client.chat.completions.create(model="letters", messages=MESSAGES, tools=tools)
+        for options, told in (
+            ({"tools": tools}, "tools need a chat template that tells the model of them"),
+            ({"functions": [{"name": "f"}]}, "Functions are given as tools"),
+            ({"modalities": ["text", "audio"]}, "Answers are text"),
+            ({"web_search_options": {}}, "Nothing is looked up"),
+        ):
+            asked: dict[str, Any] = {"model": "letters", "messages": MESSAGES, **options}
+            with pytest.raises(openai.BadRequestError, match=told):
+                client.chat.completions.create(**asked)
         with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
             client.chat.completions.create(model="letters", messages=MESSAGES, top_logprobs=3)
 
