@@ -234,7 +234,7 @@ class TestErrors:
             ({"echo": True}, "echo=True is not supported: The prompt is not repeated"),
             ({"best_of": 7}, "best_of=7 is not supported: All texts come from one search"),
             ({"presence_penalty": 1000}, "presence_penalty goes from -100 to 100, got 1000"),
-            ({"logit_bias": {"99": 1}}, "logit_bias: token ids go from 0 to 28, got 99"),
+            ({"logit_bias": {"99": 1}}, "logit_bias: token ids go from 0 to 29, got 99"),
             ({"logit_bias": {"3": 101}}, "logit_bias.3: "),
             ({"logprobs": 9}, "logprobs goes from 0 to 5, got 9"),
             ({"n": 0}, "n must be at least 1, got 0"),
