@@ -36,8 +36,14 @@ class ImageTextModel(LanguageModel):
         self.processor = processor
         self.placeholders = backend.model.placeholders
 
+    def encode(self, prompt: Any) -> Any:
+        """Turn a prompt into token ids, or into what holds its images too."""
+        return prompt if isinstance(prompt, ImagePrompt) else super().encode(prompt)
+
     def told(self, prompt: Prompt) -> Any:
         """Return a prompt as results tell of it: images by their path or size."""
+        if isinstance(prompt, ImagePrompt):
+            return prompt.ids
         if isinstance(prompt, str | Features):
             return prompt
         return [

@@ -99,12 +99,12 @@ class LanguageModel:
             return self._chat(prompt)
         raise PromptError(f"a prompt must be text, token ids or chat messages, got {prompt!r}")
 
-    def encode_begun(self, prompt: Prompt, begin: str) -> list[int]:
+    def encode_begun(self, prompt: Prompt, begin: str) -> Any:
         """Encode a prompt whose text has begun already, so that a search goes on from there."""
         written = self.spell(begin)
         if not written:
             raise PromptError(f"{begin[:40]!r} cannot begin a text: {self.name} cannot write it")
-        return [*self.encode(prompt), *written]
+        return self.encode(prompt) + self._ids(written)
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Message]) -> Any:
         """Encode a conversation with tools, which its template tells the model of."""

@@ -186,7 +186,7 @@ class Asked:
 
     def _told(self, result: SearchResult) -> SearchResult:
         """Tell what was asked, where the text was begun: what was searched are token ids."""
-        prompt, begin = self.call.prompt, self.call.begin
+        prompt, begin = self.call.lm.told(self.call.prompt), self.call.begin
         if not begin:
             return result
         if isinstance(prompt, str):

@@ -92,6 +92,19 @@ def test_pictures_and_texts_share_the_server(server: Served, lm: Any) -> None:
     assert texts == direct.texts
 
 
+def test_a_search_goes_on_from_the_beginning_of_a_text(server: Served, lm: Any) -> None:
+    found = ask(server, "a cat", data_url(PICTURE), begin="a dog").json()
+    begun = lm.encode_begun(chat("a cat", PICTURE), "a dog")
+    assert len(begun) == len(lm.encode(chat("a cat", PICTURE))) + 2
+    direct = bestk.search(lm, begun, **SHORT)
+    assert [one["text"] for one in found["hypotheses"]] == direct.texts
+    assert found["prompt"][0]["content"][1] == {"type": "image", "image": "<20x12>"}
+    assert found["prompt"][1] == {"role": "assistant", "content": "a dog"}
+    answer = ask(server, "a cat", data_url(PICTURE), begin="a <image>")
+    assert answer.status_code == 400
+    assert "stands for an image" in answer.text
+
+
 NOISE = data_url(image(1, 200, 200))  # 120 kB
 REFUSED: dict[str, tuple[list[str], str]] = {
     "address": (["http://127.0.0.1:9/cat.png"], "no address is fetched"),
