@@ -39,7 +39,7 @@ DIVERSITY = 0.5  # weight of novelty where texts are to differ
 GRAMMARS = ("regex", "json_schema", "grammar")
 
 _POSITIVE = ("temperature", "repetition_penalty", "encoder_repetition_penalty")
-_SHARES = ("top_p", "min_p")
+_SHARES = ("top_p", "min_p", "typical_p")
 
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
@@ -48,7 +48,10 @@ WIDEST_CHILDREN = 1000
 WIDEST_STEP = 32
 
 # What orders the nodes of Algorithm 2: whoever names one of them asks for it.
-_OF_BEST_K = ("scoring", "length_alpha", "decay", "decay_weight", "decay_power", "certify")
+_OF_BEST_K = (
+    *("scoring", "length_alpha", "decay", "decay_weight", "decay_power", "certify"),
+    *("depth_bonus", "prune_margin"),
+)
 
 # What a sample of texts has no use for: it is settled by the model's probabilities and a seed.
 NOT_OF_SAMPLES = (
@@ -85,7 +88,9 @@ class SearchConfig:
     min_children: int = 1  # the best children are opened however flat the distribution is
     max_children: int | None = None  # children looked at per node; default: all that can pass γ
     max_frontier: int = 500  # heap size
-    sample: str | None = None  # drawn, not listed: "texts", n of them without replacement
+    prune_margin: float | None = None  # ε: a node this much below the k-th best score is dropped
+    depth_bonus: float = 0.0  # added to a priority for each token: the appendix's aux(n)
+    sample: str | None = None  # drawn: "texts", n without replacement, or "tokens" of each node
     seed: int = 0  # of what is drawn
     max_completions: int | None = None  # stop rule
     timeout: float | None = None  # stop rule, seconds
@@ -107,6 +112,7 @@ class SearchConfig:
     top_k: int | None = None  # keep this many of the likeliest tokens
     top_p: float | None = None  # keep the likeliest tokens that hold this share of probability
     min_p: float | None = None  # keep tokens of this share of the likeliest one's probability
+    typical_p: float | None = None  # keep the most typical tokens that hold this share
     repetition_penalty: float = 1.0  # above 1: tokens of the prompt and the text get less likely
     presence_penalty: float = 0.0  # taken off the logit of tokens that the text holds
     frequency_penalty: float = 0.0  # and of them for each time that it does
@@ -180,6 +186,11 @@ class SearchConfig:
         if self.length_alpha is not None:
             return float(self.length_alpha)
         return {"mean": 1.0, "sum": 0.0, "last": None}[self.scoring]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the search is Algorithm 2 with a heap of one size, over listed tokens."""
+        return (self.policy, self.sample, self.prune_margin) == ("best-k", None, None)
 
     @property
     def constraints(self) -> tuple[str, ...]:
@@ -277,6 +288,7 @@ class SearchConfig:
     def _check_reals(self) -> None:
         reals = ["min_prob", "decay_weight", "decay_power", "length_alpha", "timeout", "end_prob"]
         reals += ["presence_penalty", "frequency_penalty", "include_bonus", "novelty"]
+        reals += ["prune_margin", "depth_bonus"]
         for name in [*reals, *_POSITIVE, *_SHARES]:
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:

@@ -21,7 +21,7 @@ SCORINGS = ("mean", "sum", "last")
 DECAYS = ("power", "log", "none")
 RANKINGS = ("mean", "sum", "score", "step")
 ON_CUT = ("keep", "trim")
-SAMPLES = ("texts",)
+SAMPLES = ("texts", "tokens")
 DIFFERENCES = {"similar": 0.5, "different": 1.0, "very different": 2.0}  # novelty in words
 
 # The smallest value of every setting that is a whole number.
@@ -52,6 +52,8 @@ REACH = {
     "decay_weight": (0.0, 1e6),
     "decay_power": (0.0, 20.0),
     "include_bonus": (0.0, 1e6),
+    "prune_margin": (0.0, 1e6),
+    "depth_bonus": (0.0, 1e6),
     "novelty": (0.0, 100.0),
     "temperature": (1e-4, 1e4),
     "repetition_penalty": (1e-4, 1e4),
@@ -79,7 +81,9 @@ _SEARCH = {
     "min_children": "Likeliest tokens opened in any case.",
     "max_children": "Tokens looked at per node; all that can pass min prob unless given.",
     "max_frontier": "Open nodes kept after each step.",
-    "sample": "Draw texts: n different ones without replacement, with their inclusion probability.",
+    "prune_margin": "Drop open nodes whose score is more than this below the k-th best.",
+    "depth_bonus": "Added to a node's priority for each of its tokens: the search goes deep.",
+    "sample": "Draw texts, n different ones without replacement, or tokens, each node's children.",
     "seed": "Seed of what is drawn.",
     "policy": "Which nodes come next: best-k, the paper's algorithm, or diverse, for n texts.",
     "on_cut": "Texts that are cut off: keep them so, or trim them to their last whole sentence.",
@@ -105,6 +109,7 @@ _SHAPING = {
     "top_k": "Keep this many of the likeliest tokens.",
     "top_p": "Keep the likeliest tokens that hold this share of the probability.",
     "min_p": "Keep tokens that have this share of the likeliest one's probability.",
+    "typical_p": "Keep tokens whose surprise is nearest the entropy, of this share in all.",
     "repetition_penalty": "Above 1, tokens of the prompt and the text get less likely.",
     "presence_penalty": "Taken off the logits of tokens that the text holds already.",
     "frequency_penalty": "Taken off them for each time that the text holds them.",
@@ -139,6 +144,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "min_prob": (0.0, 1.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
     "timeout": (0.0, None),
     "end_prob": (0.0, 1.0),
 }

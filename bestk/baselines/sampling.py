@@ -24,6 +24,7 @@ from bestk.baselines.filters import Epsilon, Filter, listed
 from bestk.baselines.walks import WALKS, WalkPolicy
 from bestk.config import SearchConfig
 from bestk.core.frontier import Nodes
+from bestk.core.noise import invert
 from bestk.core.policy import Plan, Policy, Shape
 from bestk.core.record import Finding, Found
 from bestk.errors import OptionError, unknown
@@ -317,19 +318,3 @@ class SamplingPolicy(TreePolicy):
         depths = torch.as_tensor(depth, device=log_probs.device)
         too_early = (depths < self.config.min_new_tokens)[..., None] & self.is_stop
         return log_probs.masked_fill(too_early, -torch.inf)
-
-
-def invert(
-    weights: Float[Tensor, "*nodes tokens"], uniforms: Float[Tensor, "*nodes draws"]
-) -> Int[Tensor, "*nodes draws"]:
-    """Return the first index at which the cumulative weight passes its share of the total.
-
-    An index of weight 0 passes nothing, so it is never returned.
-
-    >>> invert(torch.tensor([0.0, 0.5, 0.25]), torch.tensor([0.5, 0.9])).tolist()
-    [1, 2]
-    """
-    sums = weights.cumsum(dim=-1)
-    # A uniform number next to 1 may round to the whole sum, which no index passes.
-    share = uniforms.clamp(max=1 - 2**-40) * sums[..., -1:]
-    return torch.searchsorted(sums, share, right=True).clamp(max=weights.shape[-1] - 1)

@@ -64,6 +64,8 @@ class BestK(Policy):
         fate, score = self.fate(plan, children), self.score(plan, children)
         search.settle(plan, children, fate, score)  # 16-17: P ← P ∪ (n ∘ v)
         pool = search.found(plan, children, fate.opened, score)  # 20-21: ⟨h(n ∘ v), v, t⟩
+        if self.config.prune_margin is not None:
+            self.drop_below(pool, self.config.prune_margin)
         search.prune(pool, self.priority(pool, search.clock + 1))  # 6-8 and 24, for the next t
         search.update_active()
         search.stop_certified()
@@ -115,7 +117,17 @@ class BestK(Policy):
     def priority(self, pool: Nodes, clock: Int[Tensor, " batch"]) -> Float[Tensor, "batch pool"]:
         """Rank open nodes at a time: score less decay(n.time, t)."""
         age = (clock[:, None] - pool.step).clamp(0, len(self.decay) - 1)
-        return pool.score - self.decay[age]
+        return pool.score + self.config.depth_bonus * pool.depth - self.decay[age]
+
+    def drop_below(self, pool: Nodes, margin: float) -> None:
+        """Drop the nodes whose score is more than ε below the k-th best of a pool."""
+        score = pool.score.where(pool.is_open, -math.inf)
+        if score.shape[1] < self.config.k:
+            return
+        least = score.topk(self.config.k).values[:, -1:]
+        lost = Nodes(pool.is_open & (score < least - margin), pool.whole, pool.real)
+        self.search.drop(lost)
+        pool.is_open = pool.is_open & ~lost.is_open
 
     def time_out(self, rows: Iterable[int]) -> None:
         """Stop these searches where they are."""

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bestk.config import SearchConfig
-from bestk.core.best_k import BestK
+from bestk.core.drawing import Drawing
 from bestk.core.noise import gumbel, of_prefixes
 from bestk.core.policy import Plan, Shape
 from bestk.core.record import Drawn, Finding, Found, Standing, texts_of
@@ -34,17 +34,13 @@ _ROOT = -1  # in place of a token, at the address of the root
 _AT_ONCE = 1 << 22  # tokens whose noise is in memory
 
 
-class Gumbel(BestK):
+class Gumbel(Drawing):
     """Follows the highest keys to the end of their texts."""
-
-    is_static, draws = False, True
 
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         super().__init__(config, shape)
-        self.threshold = -math.inf
         self.num_texts = config.num_texts or config.beam_size
         completed = self.search.ledger.completed
-        self.seeds = torch.zeros(shape.batch, dtype=torch.int64, device=shape.device)
         # The highest keys of texts, one more than are wanted.
         self.best: Float[Tensor, "batch texts"] = completed.new_full(
             (shape.batch, self.num_texts + 1), -math.inf
@@ -52,13 +48,12 @@ class Gumbel(BestK):
 
     def columns(self) -> list[Tensor]:
         """Name every tensor that has a row per search."""
-        return [*super().columns(), self.seeds, self.best]
+        return [*super().columns(), self.best]
 
     def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
         """Start these searches anew."""
-        self.seeds[rows] = torch.tensor(keys, dtype=torch.int64, device=rows.device)
         self.best.index_fill_(0, rows, -math.inf)
-        return super().begin(rows)
+        return super().begin(rows, keys)
 
     def draw(
         self,
@@ -68,7 +63,7 @@ class Gumbel(BestK):
     ) -> Children:
         """List the children of the highest keys, which are those of the highest noise."""
         seeds = self.seeds if rows is None else self.seeds[rows]
-        log_probs = self._allowed(nodes, log_probs)
+        log_probs = self.allowed(nodes, log_probs)
         every = torch.arange(log_probs.shape[2], device=log_probs.device)
         at_once = max(1, _AT_ONCE // log_probs[0].numel())
         address = of_prefixes(seeds, nodes.prefix)
@@ -139,17 +134,6 @@ class Gumbel(BestK):
             bound=bound,
             stop_reason="drawn" if size == n else finding.stop_reason,
         )
-
-    def _allowed(
-        self, nodes: NodeBatch, log_probs: Float[Tensor, "batch nodes vocab"]
-    ) -> Float[Tensor, "batch nodes vocab"]:
-        """Leave out what would end a text too early."""
-        if self.config.min_new_tokens < 2:
-            return log_probs
-        is_early = nodes.depth + 1 < self.config.min_new_tokens
-        allowed = log_probs.masked_fill(is_early[..., None] & self.search.is_stop, -math.inf)
-        total = allowed.logsumexp(dim=2, keepdim=True)
-        return allowed - total.masked_fill(total == -math.inf, 0.0)
 
     def _note(self, fate: Fate, score: Float[Tensor, "batch nodes children"]) -> None:
         """Take texts that ended into the highest keys."""

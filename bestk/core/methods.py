@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from bestk.config import SearchConfig
 from bestk.core.best_k import BestK
 from bestk.core.diverse import Diverse
+from bestk.core.drawing import Drawing
 from bestk.core.gumbel import Gumbel
 from bestk.core.policy import Policy, Shape
 from bestk.core.uniform_cost import UniformCost
@@ -25,7 +26,7 @@ POLICIES: dict[str, type[BestK]] = {
     "diverse": Diverse,
     "uniform-cost": UniformCost,
 }
-SAMPLERS: dict[str, type[BestK]] = {"texts": Gumbel}  # by what they draw
+SAMPLERS: dict[str, type[BestK]] = {"texts": Gumbel, "tokens": Drawing}  # by what they draw
 
 
 @runtime_checkable

@@ -58,6 +58,22 @@ def gumbel(
     return -(-uniform(address, token).log()).log()
 
 
+def invert(
+    weights: Float[Tensor, "*nodes tokens"], uniforms: Float[Tensor, "*nodes draws"]
+) -> Int[Tensor, "*nodes draws"]:
+    """Return the first index at which the cumulative weight passes its share of the total.
+
+    An index of weight 0 passes nothing, so it is never returned.
+
+    >>> invert(torch.tensor([0.0, 0.5, 0.25]), torch.tensor([0.5, 0.9])).tolist()
+    [1, 2]
+    """
+    sums = weights.cumsum(dim=-1)
+    # A uniform number next to 1 may round to the whole sum, which no index passes.
+    share = uniforms.clamp(max=1 - 2**-40) * sums[..., -1:]
+    return torch.searchsorted(sums, share, right=True).clamp(max=weights.shape[-1] - 1)
+
+
 def _mix(number: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     number = number + _STRIDE
     number = (number ^ _shifted(number, 30)) * _FIRST

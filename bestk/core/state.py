@@ -267,7 +267,7 @@ class SearchState:
     ) -> None:
         """Raise the bound by the best child that was not opened, listed or not."""
         best = worth.where(unopened, -math.inf).amax(dim=2)
-        if self.spec.num_children < self.shape.vocab_size:
+        if self.spec.num_children < self.shape.vocab_size or self.config.sample == "tokens":
             # A token past the list is no likelier than the last of the likeliest, nor than what is
             # left; forced tokens come after those, and are as unlikely as they are.
             likeliest = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=ROUNDING).log()

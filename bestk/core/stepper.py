@@ -21,7 +21,8 @@ _TRIED: dict[tuple[object, ...], bool] = {}
 def step_kernels(policy: BestK) -> StepKernels | None:
     """Return the kernels of searches that have not begun, None where plain tensors do it."""
     device = policy.search.shape.device
-    if policy.search.shape.is_judged or not may_run("search", device):
+    is_plain = policy.config.is_plain and policy.config.depth_bonus == 0
+    if policy.search.shape.is_judged or not is_plain or not may_run("search", device):
         return None
     try:
         from bestk.core.kernels import StepKernels

@@ -90,6 +90,23 @@ class MinP(_Static):
         return scores.masked_fill_(scores < least, -math.inf)
 
 
+class TypicalP(_Static):
+    """Keeps the tokens whose surprise is nearest the entropy, up to a share p."""
+
+    def __init__(self, typical_p: float, min_tokens: int = 1) -> None:
+        self.typical_p = typical_p
+        self.min_tokens = min_tokens
+
+    def __call__(self, context: NodeContext, scores: Scores) -> Scores:
+        log_probs = scores.log_softmax(dim=-1)
+        entropy = -(log_probs.exp() * log_probs).nansum(dim=-1, keepdim=True)  # 0·log 0 is 0
+        order = (-log_probs - entropy).abs().sort(dim=-1, stable=True).indices
+        prob = log_probs.exp().gather(-1, order)
+        is_kept = prob.cumsum(dim=-1) - prob < self.typical_p
+        is_kept[..., : self.min_tokens] = True
+        return scores.masked_fill_(~is_kept.scatter(-1, order, is_kept), -math.inf)
+
+
 class RepetitionPenalty(_Static):
     """Makes every token that the context or the node's own text holds less likely."""
 

@@ -108,6 +108,7 @@ def processors_of(
         config.top_k is not None and builtin.TopK(config.top_k),
         config.top_p is not None and builtin.TopP(config.top_p),
         config.min_p is not None and builtin.MinP(config.min_p),
+        config.typical_p is not None and builtin.TypicalP(config.typical_p),
     ]
     return [one for one in found if one is not None and not isinstance(one, bool)]
 

@@ -84,9 +84,11 @@ def _moments(
     state = np.concatenate([[int(State.EXPANDED)], _column(record.child_state)[entry]])
     was_open = np.isin(state, [State.OPEN, State.EXPANDED, State.DROPPED])
     expanded_at = np.where(slot >= 0, _column(record.expanded_at)[slot], -1)
+    depth = np.concatenate([[0], _column(record.depth)[_column(record.child_parent)[entry]] + 1])
+    score = score + config.depth_bonus * depth
     num_steps = int(_column(record.expanded_at).max()) + 1
     decays = np.array(decay_by_age(config, num_steps))
-    is_known = config.policy == "best-k"
+    is_known = config.is_plain
     was_open &= is_known | (state != int(State.DROPPED))
     pruned_at = np.full(len(found), -1, dtype=np.int64)
     frontier = np.zeros(1, dtype=np.int64)  # the root, about to be expanded

@@ -27,8 +27,7 @@ from bestk.baselines import (
     run_method,
 )
 from bestk.baselines.filters import listed
-from bestk.baselines.sampling import invert
-from bestk.core.noise import gumbel, of_beams
+from bestk.core.noise import gumbel, invert, of_beams
 from bestk.errors import BestKError, ModelError, OptionError
 
 LENGTH = 10

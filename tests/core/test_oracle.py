@@ -40,6 +40,8 @@ def config_options(draw: st.DrawFn) -> dict[str, Any]:
         "decay": draw(st.sampled_from(["power", "log", "none"])),
         "decay_weight": draw(st.sampled_from([0.0, 0.05, 1.0])),
         "decay_power": draw(st.sampled_from([0.5, 1.0])),
+        "depth_bonus": draw(st.sampled_from([0.0, 0.0, 0.1, 3.0])),
+        "prune_margin": draw(st.sampled_from([None, None, 0.0, 0.5])),
     }
 
 

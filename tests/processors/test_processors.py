@@ -113,6 +113,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Callable[[list[int]], list[Any]]]] = {
     "top_k": ({"top_k": 3}, lambda p: [lp.TopKLogitsWarper(3)]),
     "top_p": ({"top_p": 0.6}, lambda p: [lp.TopPLogitsWarper(0.6)]),
     "min_p": ({"min_p": 0.4}, lambda p: [lp.MinPLogitsWarper(0.4)]),
+    "typical_p": ({"typical_p": 0.6}, lambda p: [lp.TypicalLogitsWarper(0.6)]),
     "repetition_penalty": (
         {"repetition_penalty": 1.6},
         lambda p: [lp.RepetitionPenaltyLogitsProcessor(1.6)],

@@ -33,7 +33,7 @@ def best_k(model: ToyBackend, prompt: tuple[int, ...], config: SearchConfig) -> 
             "log": lambda: config.decay_weight * math.log1p(age),
             "none": lambda: 0.0,
         }
-        return node[2] - decays[config.decay]()
+        return node[2] + config.depth_bonus * len(node[0]) - decays[config.decay]()
 
     def heap(clock: int) -> list[tuple]:
         keyed = [((-priority(n, clock), n[3], -n[4], n[0][-1], n[5]), n) for n in frontier]
@@ -68,11 +68,18 @@ def best_k(model: ToyBackend, prompt: tuple[int, ...], config: SearchConfig) -> 
                 frontier.append((child, total, score, step, last, slot))
         mass["pruned_prob"] += left
 
+    def drop(nodes: list[tuple]) -> None:
+        mass["pruned_frontier"] += sum(math.exp(node[1]) for node in nodes)
+        trace.bound = max([trace.bound, *(node[1] for node in nodes)])
+
     def prune(clock: int) -> None:
+        if config.prune_margin is not None and len(frontier) >= config.k:
+            least = sorted((node[2] for node in frontier), reverse=True)[config.k - 1]
+            drop([node for node in frontier if node[2] < least - config.prune_margin])
+            frontier[:] = [node for node in frontier if node[2] >= least - config.prune_margin]
         keyed = heap(clock)
         kept = [heapq.heappop(keyed)[1] for _ in range(min(config.max_frontier, len(keyed)))]
-        mass["pruned_frontier"] += sum(math.exp(node[1]) for _, node in keyed)
-        trace.bound = max([trace.bound, *(node[1] for _, node in keyed)])
+        drop([node for _, node in keyed])
         frontier[:] = kept
         trace.frontiers.append({node[0] for node in frontier})
         trace.mass.append({**mass, "frontier": sum(math.exp(node[1]) for node in frontier)})
