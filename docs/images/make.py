@@ -1,9 +1,10 @@
 """Makes the pictures of this folder from real searches: all, or those that are named.
 
     python docs/images/make.py tree replay page
+    python docs/images/make.py screens      # the page's screens, at every width, into build/screens
 
 Needs the embedded SmolLM2 model, Debian's `chromium`, and the packages `playwright` and `pillow`;
-for the picture of the page those of `bestk[serve]` too.
+for the picture of the page those of `bestk[serve]` too, and the font Inter (`fonts-inter`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from PIL import Image
@@ -31,6 +33,9 @@ PROMPT = "The best thing about having a dog is"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
 STEP_MS = 600
 FRAMES_PER_STEP = 4
+ASKED = "Write a tagline for a bakery."
+SCREENS = Path("build/screens")
+SIZES = ((390, 844), (1440, 900), (2560, 1440))
 
 
 def main() -> None:
@@ -45,7 +50,10 @@ def main() -> None:
             file_pictures(browser, lm, wanted)
         if "page" in wanted:
             with served(lm) as address:
-                live_page(browser.new_page(viewport={"width": 1360, "height": 820}), address)
+                live_page(browser.new_page(viewport={"width": 1440, "height": 900}), address)
+        if "screens" in wanted:
+            with served(lm) as address:
+                screens(browser, address)
         browser.close()
 
 
@@ -77,14 +85,48 @@ def served(lm: bestk.LanguageModel) -> Iterator[str]:
 
 
 def live_page(page: Page, address: str) -> None:
-    """Save the page of `bestk serve` as it is when a search has ended, a text of it chosen."""
-    asked = {"prompt": PROMPT, "raw": 1, "stop": '["."]', "scoring": '"sum"', "beam_size": 8}
-    page.goto(f"{address}#{urlencode(asked | {'max_new_tokens': 14, 'run': 1})}")
-    page.locator(".progress[data-state=done]").wait_for(timeout=120_000)
-    page.wait_for_timeout(600)
-    page.locator("[aria-label='Texts, ranked'] button").nth(1).click()
-    page.wait_for_timeout(600)
-    save(page, "page.png")
+    """Save the page of `bestk serve` as it is when ten answers are there."""
+    page.goto(f"{address}#{urlencode({'prompt': ASKED, 'run': 1})}")
+    page.locator(".search-view[data-state=done]").wait_for(timeout=120_000)
+    page.wait_for_timeout(800)
+    small = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128)
+    small.save(FOLDER / "page.png", optimize=True)
+
+
+def screens(browser: Browser, address: str) -> None:
+    """Save every screen of the page, on a phone, a desk and a wide screen, light and dark."""
+    SCREENS.mkdir(parents=True, exist_ok=True)
+    found = look_up(browser, address)
+    for width, height in SIZES:
+        for scheme in ("light", "dark"):
+            settings: dict[str, Any] = {"color_scheme": scheme, "is_mobile": width < 500}
+            size = {"width": width, "height": height}
+            context = browser.new_context(viewport=size, storage_state=found, **settings)
+            page = context.new_page()
+            page.goto(address)
+            page.locator("#settings .field").first.wait_for(state="attached")
+            page.screenshot(path=SCREENS / f"ask-{width}-{scheme}.png")
+            for name, number in (("answers", 1), ("compare", 0)):
+                page.click("#open-history")
+                page.locator(".history-open").nth(number).click()
+                page.wait_for_timeout(500)
+                page.screenshot(path=SCREENS / f"{name}-{width}-{scheme}.png", full_page=True)
+            context.close()
+
+
+def look_up(browser: Browser, address: str) -> Any:
+    """Ask once and compare once; the history of the browser keeps what was found."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{address}#{urlencode({'prompt': ASKED, 'run': 1})}")
+    page.locator(".search-view[data-state=done]").wait_for(timeout=240_000)
+    page.click("#view-compare")
+    page.click("#run")
+    page.locator(".lane:last-child[data-state=done]").wait_for(timeout=600_000)
+    page.locator("#stop").wait_for(state="hidden")
+    kept = context.storage_state()
+    context.close()
+    return kept
 
 
 def picture(page: Page) -> None:

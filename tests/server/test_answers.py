@@ -154,8 +154,8 @@ def test_answers_stay_where_they_are_written(visit: Any) -> None:
           const { x, y } = at.getBoundingClientRect();
           return [at.number, at.querySelector(".answer-text").textContent, x, y]; })"""
         seen: list[list[list[Any]]] = []
-        while shown.state == "running":
-            seen.append(shown.js(look))
+        while (now := shown.js(f"[bestk.app.search.run.state, {look}]"))[0] == "running":
+            seen.append(now[1])
         shown.ended()
         for before, after in itertools.pairwise(seen):
             for was, now in zip(before, after, strict=False):  # more may come
