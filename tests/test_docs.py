@@ -136,6 +136,7 @@ def test_the_code_of_a_page_runs(page: Path, at_hand: None) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow  # searches with the embedded model, 40 tokens deep
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if any(block.printed for block in blocks(page))],
