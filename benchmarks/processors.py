@@ -54,7 +54,7 @@ def measure(lm: bestk.LanguageModel, options: dict[str, Any]) -> tuple[float, fl
     hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
     try:
         start = time.perf_counter()
-        bestk.search(lm, PROMPT, keep_tree=False, **options)
+        bestk.search(lm, PROMPT, raw=True, keep_tree=False, **options)
         synchronise()
         return time.perf_counter() - start, spent
     finally:

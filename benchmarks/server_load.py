@@ -107,7 +107,7 @@ def cases_of(lm: bestk.LanguageModel, prompts: Sequence[str] = PROMPTS) -> list[
     cases = []
     for settings in SETTINGS:
         for prompt in prompts:
-            result = bestk.search(lm, prompt, keep_tree=False, **settings)
+            result = bestk.search(lm, prompt, raw=True, keep_tree=False, **settings)
             log_probs = tuple(h.log_prob for h in result.hypotheses)
             cases.append(
                 Case(

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from bestk.config import DIVERSITY, SearchConfig
 from bestk.constraints.allowed import of_trie
@@ -20,9 +20,11 @@ from bestk.engine.scheduler import Scheduler
 from bestk.errors import BestKError, OptionError, OutOfMemoryError, PromptError, SearchInterrupted
 from bestk.lm.language_model import Features, LanguageModel, Message, Prompt, is_batch
 from bestk.processors.pipeline import AllowedTokensFn, Hooks
+from bestk.progress import ProgressBar
 from bestk.rerank.postprocess import Finish
 from bestk.rerank.select import Embed
 from bestk.result import Hypothesis, SearchResult, not_started
+from bestk.settings import SearchOptions
 
 if TYPE_CHECKING:
     from bestk.constraints.trie import Trie
@@ -36,27 +38,42 @@ logger = logging.getLogger("bestk")
 _BEST_FIRST: dict[str, Any] = {"k": 1, "decay": "none", "min_prob": 0.0, "max_frontier": 1}
 
 
+class SearchKeywords(SearchOptions, total=False):
+    """All that `search` takes by name."""
+
+    raw: bool
+    batch_size: int | Literal["auto"]
+    keep_tree: bool
+    progress: bool | None
+    logits_processor: Sequence[Any] | None
+    stopping_criteria: Sequence[Any] | None
+    prefix_allowed_tokens_fn: AllowedTokensFn | None
+    constraints: Sequence[Any]
+    allowed: Trie | None
+    exclude: Sequence[Any] | None
+    item_bias: Any
+    renormalize: bool | None
+    rerank: str | Reranker | Callable[[str, str], float] | None
+    select: Literal["best", "diverse"] | None
+    diversity: float
+    embed: Embed | None
+
+
 @overload
 def search(
     lm: LanguageModel,
-    prompts: str,
+    prompts: str | Features | Sequence[int] | Sequence[Message],
     config: SearchConfig | None = None,
-    *,
-    batch_size: int | str = "auto",
-    keep_tree: bool = True,
-    **options: Any,
+    **options: Unpack[SearchKeywords],
 ) -> SearchResult: ...
 
 
 @overload
 def search(
     lm: LanguageModel,
-    prompts: list[str],
+    prompts: list[str] | Sequence[Features] | Sequence[Sequence[int]] | Sequence[Sequence[Message]],
     config: SearchConfig | None = None,
-    *,
-    batch_size: int | str = "auto",
-    keep_tree: bool = True,
-    **options: Any,
+    **options: Unpack[SearchKeywords],
 ) -> list[SearchResult]: ...
 
 
@@ -65,18 +82,17 @@ def search(
     lm: LanguageModel,
     prompts: Prompt | Batch,
     config: SearchConfig | None = None,
-    *,
-    batch_size: int | str = "auto",
-    keep_tree: bool = True,
-    **options: Any,
+    **options: Unpack[SearchKeywords],
 ) -> Any: ...
 def search(
     lm: LanguageModel,
     prompts: Prompt | Batch,
     config: SearchConfig | None = None,
     *,
+    raw: bool = False,
     batch_size: int | str = "auto",
     keep_tree: bool = True,
+    progress: bool | None = None,
     logits_processor: Sequence[Any] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
@@ -93,13 +109,15 @@ def search(
 ) -> Any:
     """Run best-k search: one result for a prompt, a list of them for a list of prompts.
 
+    A chat model answers a prompt that is a text; with `raw` it continues it, as other models do.
     `options` are the fields of `SearchConfig`; where `config` is given too they change it.
     `batch_size` prompts are searched side by side, by default as many as memory allows; it changes
-    nothing but the speed. The processors and criteria are those of transformers' `generate`; each
-    sees a node's own prefix, as `constraints` do. `rerank` puts the texts in another order: a name
-    such as `"mbr-chrf"`, or a function of prompt and text. With `num_texts=n` the search is one for
-    n texts, and returns good ones that differ (`select="diverse"`; `diversity` goes from 0, quality
-    alone, to 1), or the first of its ranking (`select="best"`).
+    nothing but the speed. `progress` shows a bar where it takes longer than a second, by default
+    only where somebody watches. The processors and criteria are those of transformers' `generate`;
+    each sees a node's own prefix, as `constraints` do. `rerank` puts the texts in another order: a
+    name such as `"mbr-chrf"`, or a function of prompt and text. With `num_texts=n` the search is
+    one for n texts, and returns good ones that differ (`select="diverse"`; `diversity` goes from 0,
+    quality alone, to 1), or the first of its ranking (`select="best"`).
 
     With `allowed` every text is an item of a trie, and the search is exact (docs/catalogues.md):
     `exclude` leaves items out, a list for a prompt, and `item_bias` adds a number per row to log p.
@@ -116,16 +134,17 @@ def search(
     )
     finish = Finish(rerank=rerank, select=select, diversity=diversity, embed=embed)
     finish.check(settings)
-    every = list(prompts) if is_batch(prompts) else [prompts]
+    every: list[Any] = list(prompts) if is_batch(prompts) else [prompts]
     most = check_batch_size(batch_size)
     left_out = () if exclude is None else exclude if is_batch(prompts) else [exclude]
-    requests = requests_of(lm, every, settings, hooks, exclude=left_out, keep_tree=keep_tree)
+    requests = requests_of(
+        lm, every, settings, hooks, raw=raw, exclude=left_out, keep_tree=keep_tree
+    )
     outcomes = Outcomes(requests, Scheduler(most))
-    try:
+    with contextlib.closing(outcomes.scheduler), ProgressBar(requests, progress) as bar:
         for update in outcomes.scheduler.run(requests):
             outcomes.note(update)
-    finally:
-        outcomes.scheduler.close()
+            bar.update(update)
     results = outcomes.results()
     for result in results:
         if result.notice is not None:
@@ -186,12 +205,15 @@ class Outcomes:
 
     def partial(self) -> list[SearchResult]:
         """Return a result for every request, as good as is known."""
-        return [
-            self.found.get(request)
-            or self.scheduler.partial(request)
-            or not_started(request.prompt, request.config, request.lm.name)
-            for request in self.requests
-        ]
+        return [self._known(request) for request in self.requests]
+
+    def _known(self, request: Request) -> SearchResult:
+        result = self.found.get(request)
+        if result is None:
+            result = self.scheduler.partial(request)
+        if result is None:  # an empty one is false, and still a result
+            result = not_started(request.prompt, request.config, request.lm.name)
+        return result
 
 
 def best_first(
@@ -199,9 +221,11 @@ def best_first(
     prompts: Prompt | Batch,
     config: SearchConfig | None = None,
     *,
-    batch_size: int | str = "auto",
+    raw: bool = False,
+    batch_size: int | Literal["auto"] = "auto",
     keep_tree: bool = True,
-    **options: Any,
+    progress: bool | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Any:
     """Run vanilla best-first search (Algorithm 1): one node a step, no decay, nothing pruned.
 
@@ -209,11 +233,19 @@ def best_first(
     unless `max_children` says otherwise; the scoring and the budget are the caller's.
     """
     settings = best_first_config(lm, config, **options)
-    return search(lm, prompts, settings, batch_size=batch_size, keep_tree=keep_tree)
+    return search(
+        lm,
+        prompts,
+        settings,
+        raw=raw,
+        batch_size=batch_size,
+        keep_tree=keep_tree,
+        progress=progress,
+    )
 
 
 def best_first_config(
-    lm: LanguageModel, config: SearchConfig | None = None, **options: Any
+    lm: LanguageModel, config: SearchConfig | None = None, **options: Unpack[SearchOptions]
 ) -> SearchConfig:
     """Return the settings with which best-k search is vanilla best-first search."""
     for name in options:
@@ -231,6 +263,7 @@ def stream(
     prompt: Prompt,
     config: SearchConfig | None = None,
     *,
+    raw: bool = False,
     logits_processor: Sequence[Any] | None = None,
     stopping_criteria: Sequence[Any] | None = None,
     prefix_allowed_tokens_fn: AllowedTokensFn | None = None,
@@ -238,7 +271,7 @@ def stream(
     exclude: Sequence[Any] | None = None,
     item_bias: Any = None,
     renormalize: bool | None = None,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Iterator[Hypothesis]:
     """Yield each text of one prompt as it completes; a text that comes again is not repeated.
 
@@ -255,7 +288,9 @@ def stream(
     )
     settings = SearchConfig.of(options, config)
     left_out = () if exclude is None else [exclude]
-    return _stream(requests_of(lm, [prompt], settings, hooks, exclude=left_out, is_watched=True))
+    return _stream(
+        requests_of(lm, [prompt], settings, hooks, raw=raw, exclude=left_out, is_watched=True)
+    )
 
 
 def _stream(requests: Sequence[Request]) -> Iterator[Hypothesis]:
@@ -287,8 +322,10 @@ class Run:
         prompts: Sequence[Any],
         config: SearchConfig,
         hooks: Hooks | None = None,
+        *,
+        raw: bool = False,
     ) -> None:
-        self.requests = requests_of(lm, prompts, config, hooks, is_watched=True)
+        self.requests = requests_of(lm, prompts, config, hooks, raw=raw, is_watched=True)
         self.config = self.requests[0].config if self.requests else config
         self.scheduler = Scheduler(max(1, len(self.requests)))
         self.outcomes = Outcomes(self.requests, self.scheduler)

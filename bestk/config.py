@@ -26,6 +26,7 @@ from bestk.settings import (
     digest,
     json_text,
     nats_of,
+    no_setting,
     phrases_of,
     plain,
     tuple_of,
@@ -157,7 +158,7 @@ class SearchConfig:
         known = {f.name for f in dataclasses.fields(cls)}
         for name in options:
             if name not in known:
-                raise OptionError(unknown("option", name, known))
+                raise OptionError(no_setting(name, known))
         if base is None:
             return cls(**options)
         if any(
@@ -281,7 +282,8 @@ class SearchConfig:
         if isinstance(value, bool) or not isinstance(value, int):
             raise OptionError(f"{name} must be a whole number, got {value!r}")
         if value < LEAST[name]:
-            raise OptionError(f"{name} must be at least {LEAST[name]}, got {value}")
+            none = ": leave it out for none" if name in _OPTIONAL else ""
+            raise OptionError(f"{name} must be at least {LEAST[name]}, got {value}{none}")
         if value > MOST:
             raise OptionError(f"{name} must be at most {MOST}, got more")
 

@@ -11,9 +11,9 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from bestk.errors import OptionError, unknown
 
@@ -61,6 +61,26 @@ REACH = {
     "presence_penalty": (-100.0, 100.0),
     "frequency_penalty": (-100.0, 100.0),
 }
+
+# Names that people bring from transformers, vLLM and OpenAI's API, with our own for the same.
+FOREIGN = {
+    **dict.fromkeys(("n", "num_return_sequences", "best_of"), "num_texts"),
+    **dict.fromkeys(("num_beams", "beam_width", "beams"), "beam_size"),
+    **dict.fromkeys(("max_length", "max_tokens", "max_completion_tokens"), "max_new_tokens"),
+    **dict.fromkeys(("min_length", "min_tokens"), "min_new_tokens"),
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "stop"),
+    **dict.fromkeys(("stop_token_ids", "eos_token_id"), "stop_ids"),
+    **dict.fromkeys(("length_penalty", "alpha"), "length_alpha"),
+    **dict.fromkeys(("diversity_penalty", "num_beam_groups"), "novelty"),
+    **dict.fromkeys(("guided_json", "response_format", "json"), "json_schema"),
+    **dict.fromkeys(("force_words", "force_words_ids"), "must_include"),
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "max_time": "timeout",
+    "early_stopping": "max_completions",
+}
+# Settings of chance, which most searches have none of.
+OF_CHANCE = ("do_sample", "sampling", "top_h")
 
 # Help by panel, then by field of SearchConfig; every field stands in one of the panels.
 _SEARCH = {
@@ -151,6 +171,63 @@ RANGES: dict[str, tuple[float, float | None]] = {
 _NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
+class SearchOptions(TypedDict, total=False):
+    """The fields of `SearchConfig` as `search` takes them, for editors and type checkers."""
+
+    num_texts: int | None
+    fill: bool
+    novelty: float | Literal["similar", "different", "very different"]
+    k: int
+    beam_size: int
+    max_new_tokens: int
+    min_new_tokens: int
+    budget: int | None
+    scoring: Literal["mean", "sum", "last"]
+    length_alpha: float | None
+    decay: Literal["power", "log", "none"]
+    decay_weight: float
+    decay_power: float
+    min_prob: float
+    min_children: int
+    max_children: int | None
+    max_frontier: int
+    prune_margin: float | None
+    depth_bonus: float
+    sample: Literal["texts", "tokens"] | None
+    seed: int
+    max_completions: int | None
+    timeout: float | None
+    certify: int | None
+    rank_by: Literal["mean", "sum", "score", "step"]
+    on_cut: Literal["keep", "trim"]
+    policy: str
+    stop_ids: int | Sequence[int]
+    stop: str | Sequence[str]
+    end_prob: float | None
+    must_include: str | Sequence[str]
+    include_bonus: float
+    regex: str | None
+    json_schema: str | dict[str, Any] | None
+    grammar: str | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    no_repeat_ngram_size: int | None
+    encoder_repetition_penalty: float
+    encoder_no_repeat_ngram_size: int | None
+    bad_words: str | Sequence[str]
+    bad_words_ids: Sequence[Sequence[int]]
+    suppress_tokens: int | Sequence[int]
+    begin_suppress_tokens: int | Sequence[int]
+    forced_bos_token_id: int | None
+    forced_eos_token_id: int | Sequence[int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One field of `SearchConfig`, told to people."""
@@ -179,6 +256,22 @@ class Setting:
     def is_list(self) -> bool:
         """Whether the setting holds any number of values."""
         return typing.get_origin(self.kind) is tuple
+
+
+def no_setting(name: str, known: Iterable[str], spell: Callable[[str], str] = str) -> str:
+    """Word the message for a setting that does not exist, with what it is called here.
+
+    >>> no_setting("num_beams", ["beam_size"])
+    "unknown option 'num_beams': it is called 'beam_size' here"
+    >>> no_setting("do_sample", ["beam_size"])
+    "unknown option 'do_sample': a search lists texts; sample='texts' draws them"
+    """
+    names = set(known)
+    if name in OF_CHANCE:
+        return f"unknown option {spell(name)!r}: a search lists texts; sample='texts' draws them"
+    if FOREIGN.get(name) in names:
+        return f"unknown option {spell(name)!r}: it is called {spell(FOREIGN[name])!r} here"
+    return unknown("option", spell(name), map(spell, names))
 
 
 def every_setting(config: type) -> Iterator[Setting]:

@@ -156,7 +156,7 @@ def make_plan(
 
 def _warm_up(lm: LanguageModel, prompt: Prompt) -> None:
     """Try the model out, so that the first method's seconds do not include it."""
-    run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
+    run_method(lm, prompt, "BS", raw=True, beam_size=1, max_new_tokens=2, k=1)
 
 
 def _lines(

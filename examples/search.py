@@ -6,7 +6,7 @@ python examples/search.py
 import bestk
 
 lm = bestk.load("smollm2")
-result = bestk.search(lm, "The best thing about dogs is", stop=".", beam_size=5, max_new_tokens=15)
-for hypothesis in result.hypotheses:
+result = bestk.search(lm, "Name a good thing about dogs.", num_texts=5, max_new_tokens=30)
+for hypothesis in result:
     print(f"{hypothesis.score:.3f} {hypothesis.text}")
 print(f"{result.mass.completed:.1%} of the model's probability, {result.cost.expanded} expansions")

@@ -1,14 +1,15 @@
 """Methods side by side on one prompt: how many texts, how different, how long it took.
 
-`compare` runs them one after the other; `table` lays the rows out for a terminal.
+`compare` runs them one after the other; how the rows look is in `viz/comparison.py`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bestk.baselines.methods import METHODS, check_method, run_method
 from bestk.config import DIVERSITY, SearchConfig
@@ -16,10 +17,7 @@ from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel, Prompt
 from bestk.rerank.ngrams import ORDERS, distinctness
 from bestk.rerank.select import check_selection, narrow
-from bestk.result import SearchResult
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from bestk.result import Hypothesis, SearchResult
 
 COMPARED = ("BKS_mean", "BKS_last", "BS", "DBS", "BNcls0.8", "Ncls0.8", "Typ0.5")
 NUM_TEXTS = 10  # as many as a beam gives, so that no method is measured on more
@@ -36,10 +34,20 @@ class ComparedRow:
     diversity: float = DIVERSITY
 
     @functools.cached_property
+    def chosen(self) -> Sequence[Hypothesis]:
+        """The texts that are shown and measured."""
+        return narrow(self.result, self.num_texts, self.select, diversity=self.diversity).hypotheses
+
+    @property
     def texts(self) -> list[str]:
-        """Return the chosen texts."""
-        chosen = narrow(self.result, self.num_texts, self.select, diversity=self.diversity)
-        return chosen.texts
+        """Return the chosen texts as strings."""
+        return [hypothesis.text for hypothesis in self.chosen]
+
+    @property
+    def likelihood(self) -> float:
+        """Return how likely the model finds a token of the chosen texts, on average, in percent."""
+        shares = [math.exp(one.log_prob / max(one.num_tokens, 1)) for one in self.chosen]
+        return 100 * sum(shares) / max(len(shares), 1)
 
     @property
     def distinct(self) -> float:
@@ -54,6 +62,7 @@ class ComparedRow:
             "unique": len(self.result.hypotheses),
             "complete": self.result.num_completions,
             "distinct": self.distinct,
+            "likelihood": self.likelihood,
             "expanded": self.result.cost.expanded,
             "seconds": self.result.cost.seconds,
             "texts": self.texts,
@@ -67,6 +76,7 @@ def compare(
     methods: Sequence[str] | None = None,
     config: SearchConfig | None = None,
     *,
+    raw: bool = False,
     seed: int = 0,
     num_texts: int = NUM_TEXTS,
     select: str | None = None,
@@ -86,9 +96,9 @@ def compare(
         names = [name for name in COMPARED if name not in unable]
     for name in names:
         check_method(name, config)  # what cannot run costs no other's time
-    run_method(lm, prompt, "BS", beam_size=1, max_new_tokens=2, k=1)
+    run_method(lm, prompt, "BS", raw=raw, beam_size=1, max_new_tokens=2, k=1)
     for name in names:
-        result = run_method(lm, prompt, name, config, seed=seed)
+        result = run_method(lm, prompt, name, config, raw=raw, seed=seed)
         yield ComparedRow(
             method=name, result=result, num_texts=num_texts, select=select, diversity=diversity
         )
@@ -103,34 +113,3 @@ def left_out(config: SearchConfig) -> dict[str, list[str]]:
         except OptionError as error:
             reasons.setdefault(str(error), []).append(name)
     return reasons
-
-
-def table(rows: Sequence[ComparedRow], num_shown: int = 3) -> RenderableType:
-    """Lay out the best few texts of each row, a line each, and below them what all rows spent."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    top = max((row.num_texts for row in rows), default=NUM_TEXTS)
-    numbers = Table(box=None, pad_edge=False)
-    numbers.add_column("method")
-    for heading in ("found", "unique", "complete", f"D of {top}", "expanded", "seconds"):
-        numbers.add_column(heading, justify="right")
-    parts: list[RenderableType] = []
-    for row in rows:
-        cost = row.result.cost
-        texts = [Text(row.method, "bold")] if num_shown else []
-        texts += [Text(f"  {' '.join(text.split())}") for text in row.texts[:num_shown]]
-        for text in texts:
-            text.no_wrap, text.overflow = True, "ellipsis"
-        parts += [*texts, Text()] if texts else []
-        numbers.add_row(
-            row.method,
-            str(len(row.result.raw)),
-            str(len(row.result.hypotheses)),
-            str(row.result.num_completions),
-            f"{row.distinct:.1f}",
-            str(cost.expanded),
-            f"{cost.seconds:.2f}",
-        )
-    return Group(*parts, numbers)

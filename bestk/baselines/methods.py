@@ -13,7 +13,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from bestk.api import Batch, best_first_config
 from bestk.baselines.beam import Beam
@@ -26,6 +26,7 @@ from bestk.engine.scheduler import Scheduler
 from bestk.errors import OptionError, unknown
 from bestk.lm.language_model import LanguageModel, Prompt, is_batch
 from bestk.result import SearchResult
+from bestk.settings import SearchOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +113,11 @@ def run_method(
     method: str | AnyMethod = "BKS_mean",
     config: SearchConfig | None = None,
     *,
-    seed: int | None = None,
+    raw: bool = False,
     num_draws: int | None = None,
     batch_size: int = BATCH_SIZE,
     keep_tree: bool = True,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Any:
     """Run a method: one result for a prompt, a list of them for a list of prompts.
 
@@ -131,9 +132,9 @@ def run_method(
         chosen = dataclasses.replace(chosen, num_draws=num_draws)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise OptionError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-    every = list(prompts) if is_batch(prompts) else [prompts]
+    every: list[Any] = list(prompts) if is_batch(prompts) else [prompts]
     settings = SearchConfig.of(options, config)
-    requests = requests_for(lm, every, chosen, settings, seed=seed, keep_tree=keep_tree)
+    requests = requests_for(lm, every, chosen, settings, raw=raw, keep_tree=keep_tree)
     with contextlib.closing(Scheduler(batch_size)) as scheduler:
         found = results_of(scheduler.run(requests))
     results = [found[request] for request in requests]

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from bestk.batch.files import AnyFile, RemoteFile, file_of
 from bestk.batch.on_ray import OnRay, RaySettings
 from bestk.batch.sources import Offset, Shard, Source, format_of, open_source
 from bestk.batch.store import JobStore
@@ -26,6 +27,7 @@ from bestk.engine.memory import check_batch_size
 from bestk.errors import OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.loading import load
+from bestk.settings import SearchOptions
 from bestk.version import __version__
 
 # Windows are so many batches long: these seldom run empty, and a kill costs little.
@@ -51,8 +53,8 @@ class Job:
     """What is to be done."""
 
     model: LanguageModel | ModelName
-    input: Path
-    output: Path
+    input: AnyFile
+    output: AnyFile
     wanted: JobConfig = field(default_factory=JobConfig)
     batch_size: int | str = "auto"  # rows searched side by side
     window: int | None = None  # rows between two writes; 16 times the batch size
@@ -65,8 +67,13 @@ class Job:
             raise OptionError(f"window must be at least 1 row, got {self.window}")
         if self.ray is not None and isinstance(self.model, LanguageModel):
             raise OptionError("on Ray every worker loads the model: give its name, not the model")
-        if self.input.resolve() == self.output.resolve():
+        if _where(self.input) == _where(self.output):
             raise OptionError(f"{self.input} cannot be input and output: give another output")
+
+    @property
+    def local_output(self) -> Path:
+        """Where the output is made: for one that goes elsewhere, in the folder at hand."""
+        return Path(self.output.name) if isinstance(self.output, RemoteFile) else self.output
 
     @functools.cached_property
     def language_model(self) -> LanguageModel:
@@ -83,7 +90,7 @@ class JobProgress:
     num_bad: int
     share: float | None
     is_done: bool
-    output: Path
+    output: AnyFile
     errors: Path  # is there if any row was bad
 
 
@@ -101,17 +108,20 @@ def run_batch(
     full: bool = False,
     tree: bool = False,
     allowed: str | Path | None = None,
+    keep: Sequence[str] | None = None,
     batch_size: int | str = "auto",
     window: int | None = None,
     shard: str | None = None,
     ray: RaySettings | None = None,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> JobProgress:
     """Search every row of a JSONL or Parquet file and write another; returns where it stands then.
 
     `options` are the fields of `SearchConfig`. Called again after it was broken off, it goes on;
     once it is done, it does nothing. Of Parquet and JSON lines, gzipped or not, any goes with any.
     With `allowed`, a file of a trie, every text is an item; `exclude` of a row leaves some out.
+    `keep` names the columns that go to the output, by default all but those that say what to do.
+    Files may lie elsewhere: s3://, gs://, hf:// and whatever else fsspec has a package for.
     """
     wanted = JobConfig(
         config=SearchConfig.of(options, config),
@@ -123,11 +133,12 @@ def run_batch(
         full=full,
         tree=tree,
         allowed=None if allowed is None else str(allowed),
+        keep=None if keep is None else tuple(keep),
     )
     job = Job(
         model=ModelName(model) if isinstance(model, str) else model,
-        input=Path(input),
-        output=Path(output),
+        input=file_of(input),
+        output=file_of(output),
         wanted=wanted,
         batch_size=batch_size,
         window=window,
@@ -146,14 +157,16 @@ def follow_batch(job: Job) -> Iterator[JobProgress]:
     source = open_source(job.input)
     format_of(job.output)
     on_ray = None if job.ray is None else OnRay(job.ray, job.model)
-    store = JobStore(job.output)
+    store = JobStore(job.local_output)
     try:
+        _check_remote(job, store)
         batch_size, window = _sizes(job, source, on_ray, store)
         start, stop = _span(source, job.shard, window)
         store.begin(_facts(job, source, batch_size, window), start)
-        report = _Reporter(store, source, start, stop)
+        report = _Reporter(job, store, source, start, stop)
         yield report()
         if store.state.stage == "done":
+            _send(job, store)
             return
         columns = not copies_columns(job.output, source)
         if store.state.stage == "searching" and on_ray is not None:
@@ -178,17 +191,40 @@ def follow_batch(job: Job) -> Iterator[JobProgress]:
                             runner.note(update)
                 store.commit(runner.output(), read.end)
                 yield report()
-        store.finish(assembler(job.output, source))
+        store.finish(assembler(job.output, source, job.wanted.keep))
+        _send(job, store)
         yield report()
     finally:
         store.close()
 
 
+def _where(file: AnyFile) -> str:
+    return file.url if isinstance(file, RemoteFile) else str(file.resolve())
+
+
+def _check_remote(job: Job, store: JobStore) -> None:
+    """Refuse an output elsewhere that is there before the job is."""
+    is_there = isinstance(job.output, RemoteFile) and job.output.is_file()
+    if is_there and store.settings() is None:
+        raise OptionError(f"{job.output} is there already, and not from a job: give another name")
+
+
+def _send(job: Job, store: JobStore) -> None:
+    """Copy a finished output, and what was wrong with rows, to where they are wanted."""
+    if not isinstance(job.output, RemoteFile) or job.output.is_file():
+        return
+    if store.errors_output.exists():
+        RemoteFile(f"{job.output.url}.errors.jsonl").put(store.errors_output)
+    job.output.put(store.output)  # last: where it is, the job is done
+
+
 class _Reporter:
     """Reports where a job stands."""
 
-    def __init__(self, store: JobStore, source: Source, start: Offset, stop: int | None) -> None:
-        self.store, self.source = store, source
+    def __init__(
+        self, job: Job, store: JobStore, source: Source, start: Offset, stop: int | None
+    ) -> None:
+        self.job, self.store, self.source = job, store, source
         self.start, self.stop = start, stop
         self.begun_at = store.state.line
 
@@ -200,7 +236,7 @@ class _Reporter:
             num_bad=state.num_bad,
             share=1.0 if state.stage != "searching" else self._share(),
             is_done=state.stage == "done",
-            output=self.store.output,
+            output=self.job.output,
             errors=self.store.errors_output,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ PROMPTS = ("prompt", "messages", "token_ids")
 CONSUMED = (*PROMPTS, "options")
 # Columns of the output, whatever the input has.
 _FOUND = ("texts", "scores", "rerank_scores", "mass", "cost")
-OWN = ("line", *_FOUND, "stop_reason", "notice", "signature", "result")
+OWN = ("line", *_FOUND, "stop_reason", "notice", "signature", "result", "hypotheses")
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,26 @@ def read_row(
     *,
     raw: bool,
     system: str | None,
+    keep: Sequence[str] | None = None,
 ) -> RowRequest:
     """Make a row ready to be searched, or raise an error that says why it cannot be."""
-    for name in columns:
+    kept = {name: columns[name] for name in passed_on(columns, keep)}
+    for name in kept:
         if name in OWN:
             raise PromptError(f"column {name!r} is one of the output's own: rename it")
     settings = _settings(columns.get("options"), config)
     prompt = _prompt(columns, lm, raw=raw, system=system)
-    kept = {name: value for name, value in columns.items() if name not in CONSUMED}
-    if "id" in kept:
-        kept = {"id": kept["id"], **kept}
     return RowRequest(row.line, prompt, settings, kept)
+
+
+def passed_on(names: Iterable[str], keep: Sequence[str] | None) -> list[str]:
+    """Choose the columns that go to the output, `id` first.
+
+    >>> passed_on(["prompt", "topic", "id"], None), passed_on(["prompt", "topic", "id"], ["prompt"])
+    (['id', 'topic'], ['prompt'])
+    """
+    kept = [name for name in names if (name not in CONSUMED if keep is None else name in keep)]
+    return sorted(kept, key=lambda name: name != "id")
 
 
 def _prompt(
@@ -102,7 +111,7 @@ def _prompt(
     if name == "prompt":
         if not isinstance(value, str):
             raise PromptError(f"prompt must be text, got {value!r:.60}")
-        return value if raw else lm.chat_prompt(value, system)
+        return lm.asked(value, raw=raw, system=system)
     if not isinstance(value, list) or not value:
         raise PromptError(f"{name} must be a list that is not empty, got {value!r:.60}")
     is_right = _is_message if name == "messages" else _is_id

@@ -11,15 +11,14 @@ import contextlib
 import datetime
 import decimal
 import gzip
-import hashlib
 import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
+from bestk.batch.files import AnyFile, digest_of, size_of
 from bestk.batch.rows import RawRow
 from bestk.errors import MissingExtraError, OptionError, SchemaError
 
@@ -86,7 +85,7 @@ class Shard:
 class Source(ABC):
     """A file with rows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyFile) -> None:
         self.path = path
 
     @abstractmethod
@@ -123,9 +122,7 @@ class Source(ABC):
 
     def digest(self) -> str:
         """Name the file by all of its bytes, to see whether it changed."""
-        with self.path.open("rb") as file:
-            seen = hashlib.file_digest(file, "sha256").hexdigest()
-        return f"{self.path.stat().st_size} bytes, sha256 {seen[:16]}"
+        return digest_of(self.path)
 
 
 class JsonLines(Source):
@@ -156,7 +153,7 @@ class JsonLines(Source):
         return Offset(line - left, offset)
 
     def share_of(self, place: Offset) -> float | None:
-        return place.offset / max(self.path.stat().st_size, 1)
+        return place.offset / max(size_of(self.path), 1)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
@@ -184,7 +181,7 @@ class GzipLines(JsonLines):
         """Return how far the last reader is, which is a little ahead of what it has given."""
         if self._compressed is None or self._compressed.closed:
             return None
-        return self._compressed.tell() / max(self.path.stat().st_size, 1)
+        return self._compressed.tell() / max(size_of(self.path), 1)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
@@ -198,7 +195,7 @@ class GzipLines(JsonLines):
 class Parquet(Source):
     """A row in every row, row group after row group."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyFile) -> None:
         super().__init__(path)
         arrow = parquet_library()
         try:
@@ -241,7 +238,7 @@ class Parquet(Source):
         return place.line / max(self.count(), 1)
 
 
-def format_of(path: Path) -> str:
+def format_of(path: AnyFile) -> str:
     """Tell the format of a file by its name."""
     for suffix, kind in SUFFIXES.items():
         if path.name.endswith(suffix):
@@ -249,7 +246,7 @@ def format_of(path: Path) -> str:
     raise OptionError(f"{path.name} must end in one of {', '.join(SUFFIXES)}: rename it")
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: AnyFile) -> Source:
     """Open an input by the format that its name says."""
     kind = format_of(path)
     if not path.is_file():

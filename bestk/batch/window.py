@@ -56,6 +56,7 @@ class JobConfig:
     full: bool = False  # everything that is known of the texts, not their scores alone
     tree: bool = False  # with the search tree
     allowed: str | None = None  # a file with a trie: every text is one of its items
+    keep: tuple[str, ...] | None = None  # columns of the output; None: all that say not what to do
 
     def __post_init__(self) -> None:
         if self.raw and self.system is not None:
@@ -161,16 +162,21 @@ class WindowRunner:
         try:
             columns = columns_of(row)
             read = read_row(
-                row, columns, self.lm, wanted.config, raw=wanted.raw, system=wanted.system
+                row,
+                columns,
+                self.lm,
+                wanted.config,
+                raw=wanted.raw,
+                system=wanted.system,
+                keep=wanted.keep,
             )
-            columns = read.columns
             is_own = read.config != wanted.config
             self.finish.check(read.config)
             if is_own:
                 compile_apart(read.config, self.lm)
             exclude = columns.get("exclude") if wanted.allowed is not None else None
             is_own = is_own or bool(exclude)
-            if wanted.allowed is not None and "items" in columns:
+            if wanted.allowed is not None and "items" in read.columns:
                 raise PromptError("column 'items' is one of the output's own: rename it")
             (request,) = requests_of(
                 self.lm,
@@ -266,6 +272,8 @@ def facts_of(wanted: JobConfig) -> dict[str, Any]:
     config = facts.pop("config")
     # What it holds, wherever it lies; jobs that were begun before there were any know of none.
     facts.pop("allowed")
+    if wanted.keep is None:
+        facts.pop("keep")
     if wanted.allowed is not None:
         facts["allowed"] = Trie.load(wanted.allowed, mmap=True).digest
     # As JSON reads it back: tuples become lists.

@@ -11,17 +11,20 @@ import gzip
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from bestk.batch.rows import CONSUMED
+from bestk.batch.files import AnyFile
+from bestk.batch.rows import passed_on
 from bestk.batch.sources import Parquet, Source, format_of, parquet_library
 
 _ROWS = 1024  # in a row group of the output, where no input says it
 
 
-def assembler(output: Path, source: Source) -> Callable[[Path, Path], None] | None:
+def assembler(
+    output: AnyFile, source: Source, keep: Sequence[str] | None
+) -> Callable[[Path, Path], None] | None:
     """Return what writes the output from the results; None where these are the output."""
     kind = format_of(output)
     if kind == "jsonl":
@@ -29,11 +32,11 @@ def assembler(output: Path, source: Source) -> Callable[[Path, Path], None] | No
     if kind == "gzip":
         return _compress
     if isinstance(source, Parquet):
-        return lambda results, target: _parquet(target, _joined(results, source))
+        return lambda results, target: _parquet(target, _joined(results, source, keep))
     return _from_json
 
 
-def copies_columns(output: Path, source: Source) -> bool:
+def copies_columns(output: AnyFile, source: Source) -> bool:
     """Whether the columns to pass through come from the input when the output is written."""
     return format_of(output) == "parquet" and isinstance(source, Parquet)
 
@@ -98,13 +101,12 @@ def _tables(results: Path, as_text: Set[str]) -> Iterator[Any]:
         yield _table(rows, schema)
 
 
-def _joined(results: Path, source: Parquet) -> Iterator[Any]:
+def _joined(results: Path, source: Parquet, keep: Sequence[str] | None) -> Iterator[Any]:
     """Yield the results with the columns that the input passes on, batch by batch of the input."""
     import pyarrow as pa
 
     names = source.metadata.schema.to_arrow_schema().names
-    kept = [name for name in names if name not in CONSUMED]
-    kept.sort(key=lambda name: name != "id")  # `id` first, the others as they were
+    kept = passed_on(names, keep)
     own = _own_types()
     found = list(itertools.islice(_lines(results), 1))
     present = pa.schema([(name, own[name]) for name in (found[0] if found else own)])
@@ -170,7 +172,25 @@ def _own_types() -> dict[str, Any]:
         "notice": pa.string(),
         "signature": pa.string(),
         "result": pa.string(),  # as JSON
+        "hypotheses": pa.list_(_hypothesis_type()),
     }
+
+
+def _hypothesis_type() -> Any:
+    import pyarrow as pa
+
+    real, whole, truth = pa.float64(), pa.int64(), pa.bool_()
+    return pa.struct(
+        [
+            ("text", pa.string()),
+            *((name, real) for name in ("score", "log_prob")),
+            ("token_ids", pa.list_(whole)),
+            ("log_probs", pa.list_(real)),
+            *((name, whole) for name in ("num_tokens", "step", "count")),
+            *((name, truth) for name in ("is_certified", "is_complete")),
+            ("rerank_score", real),
+        ]
+    )
 
 
 def _type_of(values: list[Any]) -> Any:
@@ -220,4 +240,7 @@ def _batches(results: Path) -> Iterator[list[dict[str, Any]]]:
 def _lines(results: Path) -> Iterator[dict[str, Any]]:
     with results.open("rb") as file:
         for text in file:
-            yield json.loads(text)
+            row = json.loads(text)
+            if "result" in row:  # nested too, for those who read no JSON in a column
+                row["hypotheses"] = row["result"]["hypotheses"]
+            yield row

@@ -7,6 +7,7 @@ stays light: a command's file imports torch, transformers and the like inside it
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import os
@@ -19,17 +20,26 @@ import typer
 
 from bestk.cli.batch import batch
 from bestk.cli.compare import compare
+from bestk.cli.doctor import doctor
 from bestk.cli.generate import generate
+from bestk.cli.models import models
 from bestk.cli.options import with_address
 from bestk.cli.serve import serve
 from bestk.cli.show import show
 from bestk.cli.size import size
 from bestk.cli.trie import trie
-from bestk.errors import BestKError, unknown
+from bestk.errors import BestKError, OptionError, unknown
+from bestk.settings import no_setting
 from bestk.version import __version__
 
 GROUP = "bestk.commands"
-COMMANDS: tuple[Callable[..., Any], ...] = (generate, batch, compare, show, serve, size, trie)
+_ALIKE = 0.75  # a first word so near to a command is a misspelt command, not a prompt
+COMMANDS: tuple[Callable[..., Any], ...] = (
+    *(generate, batch, compare, show, serve, size, trie),
+    *(models, doctor),
+)
+# What the program itself takes before a command; anything else there is `bestk generate`'s.
+_OWN = ("-h", "--help", "--version", "--install-completion", "--show-completion")
 
 
 @functools.cache
@@ -37,7 +47,6 @@ def app() -> typer.Typer:
     """Return the application: commands of our own, then those that other packages add."""
     made = typer.Typer(
         name="bestk",
-        add_completion=False,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -69,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = with_address(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     try:
-        code = app()(arguments, prog_name="bestk", standalone_mode=False)
+        code = app()(with_command(arguments), prog_name="bestk", standalone_mode=False)
         sys.stdout.flush()
     except BestKError as error:
         return _fail(str(error))
@@ -90,6 +99,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def with_command(arguments: Sequence[str]) -> list[str]:
+    """Put `generate` before a prompt or its options: `bestk "Name a colour."` is enough.
+
+    >>> with_command(["-n", "3", "Name a colour."])
+    ['generate', '-n', '3', 'Name a colour.']
+    """
+    first = arguments[0]
+    names = list(typer.main.get_command(app()).commands)  # type: ignore[attr-defined]
+    if first in names or first in _OWN:
+        return list(arguments)
+    if " " not in first and difflib.get_close_matches(first, names, cutoff=_ALIKE):
+        raise OptionError(unknown("command", first, names))
+    return ["generate", *arguments]
+
+
 def _version(is_wanted: bool) -> None:
     if is_wanted:
         typer.echo(f"bestk {__version__}")
@@ -102,7 +126,7 @@ def bestk(
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """[bold]bestk generate --stop . "Name a colour and say why you like it."[/bold]
+    """[bold]bestk "Name a colour and say why you like it."[/bold]
 
     A large set of good, different, ranked texts from any language model, by best-k search.
     """
@@ -120,4 +144,9 @@ def _usage(error: typer.TyperException) -> str:
     if context is None or not error.message.startswith("No such option"):
         return error.format_message()
     names = [name for param in context.command.params for name in param.opts]
-    return unknown("option", str(option), [name for name in names if name.startswith("--")])
+    known = [_bare(name) for name in names if name.startswith("--")]
+    return no_setting(_bare(str(option)), known, lambda name: "--" + name.replace("_", "-"))
+
+
+def _bare(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")

@@ -28,9 +28,11 @@ _RAY = "Ray"
 
 @search_options
 def batch(
-    input: Annotated[Path, typer.Argument(help="Rows: .jsonl, .jsonl.gz or .parquet.")],
+    input: Annotated[
+        str, typer.Argument(help="Rows: .jsonl, .jsonl.gz or .parquet; s3://, gs://, hf:// too.")
+    ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Results, in any of the same formats.")
+        str, typer.Option("--output", "-o", help="Results, in any of the same formats.")
     ],
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = DTYPES[0],
@@ -52,6 +54,13 @@ def batch(
     allowed: Annotated[
         Path | None,
         typer.Option(help="Trie of which every text is an item; a row's exclude leaves some out."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column that goes to the output, such as prompt; may be repeated. All unless "
+            "given, but those that say what to do."
+        ),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows searched side by side; what memory allows.")
@@ -91,6 +100,7 @@ def batch(
     Search every row of a file; stopped, the same command goes on where it was.
     """
     from bestk.batch import Job, JobConfig, ModelName, RaySettings, Shard, follow_batch
+    from bestk.batch.files import file_of
     from bestk.batch.terminal import JobView
     from bestk.cli import terminal
 
@@ -106,8 +116,8 @@ def batch(
         )
     job = Job(
         model=ModelName(model, given | engine_options(engine_option or ())),
-        input=input,
-        output=output,
+        input=file_of(input),
+        output=file_of(output),
         wanted=JobConfig(
             config=config_of(settings),
             raw=raw,
@@ -118,6 +128,7 @@ def batch(
             full=full,
             tree=tree,
             allowed=None if allowed is None else str(allowed),
+            keep=tuple(keep) if keep else None,
         ),
         batch_size=batch_size or "auto",
         window=window,

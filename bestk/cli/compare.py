@@ -53,11 +53,12 @@ def compare(
 ) -> None:
     """[bold]bestk compare --raw "The best thing about dogs is" --methods BS,BKS_mean[/bold]
 
-    Compare methods on one prompt at an equal budget: texts, distinctness, time.
+    Compare methods on one prompt at an equal price: their texts, how different, how likely.
     """
-    from bestk.baselines.comparison import ComparedRow, left_out, table
+    from bestk.baselines.comparison import ComparedRow, left_out
     from bestk.baselines.comparison import compare as compare_methods
     from bestk.cli import terminal
+    from bestk.viz.comparison import ComparisonView
 
     config = config_of(settings)
     text = terminal.read_prompt(prompt, raw=raw, system=system)
@@ -68,12 +69,13 @@ def compare(
     if names is None:
         for reason, left in left_out(config).items():
             terminal.stderr().print(f"without {', '.join(left)}: {reason}", soft_wrap=True)
-    asked = text if raw else lm.chat_prompt(text, system)
+    asked = lm.asked(text, raw=raw, system=system)
     rows = compare_methods(
         lm,
         asked,
         names,
         config,
+        raw=raw,
         seed=seed,
         num_texts=num_texts,
         select=select,
@@ -87,4 +89,4 @@ def compare(
         if as_json:
             terminal.print_json([row.to_json() for row in found])
         elif found:
-            terminal.print_view(table(found, show))
+            terminal.print_view(ComparisonView(found, show), is_wrapped=True)

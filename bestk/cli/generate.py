@@ -47,14 +47,17 @@ def generate(
     ] = False,
     tree: Annotated[bool, typer.Option("--tree", help="Draw the search tree.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Print each text as a line of JSON; --stream as well.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save everything, as JSON, to this file.")
     ] = None,
     **settings: Any,
 ) -> None:
-    """[bold]bestk generate --raw --stop . "The best thing about dogs is"[/bold]
+    """[bold]bestk -n 10 "Write a tagline for a bakery."[/bold]
 
-    Search one prompt and show its ranked texts.
+    Search one prompt and show its ranked texts; the word generate may be left out.
     """
     from bestk.cli import terminal
     from bestk.cli.view import SearchView
@@ -75,8 +78,9 @@ def generate(
     lm = terminal.load(
         model, engine_option, dtype=dtype, device=device, src_lang=src_lang, tgt_lang=tgt_lang
     )
-    requests = requests_of(lm, [text if raw else lm.chat_prompt(text, system)], config)
-    with SearchView(requests, stream=stream) as view:
+    requests = requests_of(lm, [lm.asked(text, raw=raw, system=system)], config)
+    tell = terminal.print_lines if as_jsonl else terminal.print_new
+    with SearchView(requests, tell if stream else None) as view:
         for update in view.scheduler.run(requests):
             view.update(update)
             if stream and view.room == 0:
@@ -86,10 +90,13 @@ def generate(
         whole.save(output)
     result = finish.choose(whole)
     if as_json:
-        terminal.print_json({**result.brief(), "prompt": text})
+        terminal.print_json({**result.to_dict(), "prompt": text})
     elif stream:
-        terminal.print_rest(result, view.told)
-        terminal.print_summary(result)
+        tell(view.rest(result))
+        if not as_jsonl:
+            terminal.print_summary(result)
+    elif as_jsonl:
+        terminal.print_lines(result)
     else:
         terminal.print_result(result, lm.tokens_text if tree else None)
     terminal.print_notice(result)

@@ -19,6 +19,8 @@ def reference() -> str:
     commands: dict[str, Any] = typer.main.get_command(app()).commands  # type: ignore[attr-defined]
     parts = [
         "# Command line\n",
+        "`bestk PROMPT` is `bestk generate PROMPT`; a chat model answers the prompt, `--raw` "
+        "continues it. `bestk --install-completion` teaches your shell commands and options.\n",
         "Made from the commands by `python -m bestk.cli.reference > docs/cli.md`.\n",
         "Results go to standard output, progress to standard error if it is a terminal. Bad input "
         "gives one line that starts with `Error:` and exit code 2. Ctrl-C keeps what was found and "

@@ -5,10 +5,9 @@ Results go to stdout; progress and status go to stderr, and only if that is a te
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -73,16 +72,15 @@ def print_result(
     print_view(view)
 
 
-def print_view(view: RenderableType) -> None:
-    """Print what rich can show: as wide as a terminal; in a pipe or a file unwrapped and plain."""
+def print_view(view: RenderableType, *, is_wrapped: bool = False) -> None:
+    """Print what rich can show: as wide as a terminal; in a pipe or a file plain, and unwrapped."""
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(view)
         return
-    plain = Console(file=io.StringIO(), highlight=False, width=_UNWRAPPED)
-    with plain.capture() as captured:
-        plain.print(view)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    from bestk.viz.terminal import plain
+
+    print(plain(view, None if is_wrapped else _UNWRAPPED))
 
 
 def print_summary(result: SearchResult) -> None:
@@ -92,18 +90,19 @@ def print_summary(result: SearchResult) -> None:
     print_view(Group(Text(), terminal.summary_view(result)))
 
 
-def print_rest(result: SearchResult, told: Set[str]) -> None:
-    """Print the texts that are wanted and were not streamed: those that were cut off."""
-    most = result.config.num_texts or 0
-    left = [text for text in result.hypotheses if text.text not in told]
-    print_new(left[: max(0, most - len(told))])
-
-
 def print_new(found: Sequence[Hypothesis]) -> None:
     """Print texts in one line each."""
     for hypothesis in found:
         line = hypothesis.text.strip().replace("\n", "⏎")
         print(f"{hypothesis.score:.3f}  {line}", flush=True)
+
+
+def print_lines(found: Sequence[Hypothesis]) -> None:
+    """Print texts as lines of JSON."""
+    for one in found:
+        told = {"text": one.text, "score": one.score, "log_prob": one.log_prob}
+        told |= {"num_tokens": one.num_tokens, "finish_reason": one.finish_reason}
+        print(json.dumps(told, ensure_ascii=False), flush=True)
 
 
 def print_notice(result: SearchResult) -> None:
@@ -117,6 +116,14 @@ def print_facts(facts: Mapping[str, str]) -> None:
     width = max(map(len, facts))
     for name, told in facts.items():
         print(f"{name:<{width}}  {told}")
+
+
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of words with their columns aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
 
 
 def print_batch(job: JobProgress) -> int:

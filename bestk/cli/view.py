@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,20 +21,22 @@ from bestk.engine.scheduler import Scheduler
 from bestk.errors import SearchInterrupted
 from bestk.result import Hypothesis, SearchResult
 
+Tell = Callable[[Sequence[Hypothesis]], None]
+
 
 class SearchView:
     """Shows a search to its end, or to Ctrl-C or an error, which is kept with what was found.
 
-    With `stream` every text is printed as it completes, once. After the first Ctrl-C the step under
+    With `tell` every text is told as it completes, once. After the first Ctrl-C the step under
     way is finished; a second one is raised at once.
     """
 
-    def __init__(self, requests: Sequence[Request], *, stream: bool = False) -> None:
+    def __init__(self, requests: Sequence[Request], tell: Tell | None = None) -> None:
         console = terminal.stderr()
         (self.request,) = requests
         self.scheduler = Scheduler()
         self.outcomes = Outcomes(requests, self.scheduler)
-        self.stream, self.told = stream, set[str]()
+        self.tell, self.told = tell, set[str]()
         self.error: BaseException | None = None
         self.bar = _Bar(self.request.config.total_budget, console) if console.is_terminal else None
         self.request.is_watched = True
@@ -50,6 +52,12 @@ class SearchView:
     def result(self) -> SearchResult:
         """What was found."""
         return self.outcomes.partial()[0]
+
+    def rest(self, result: SearchResult) -> Sequence[Hypothesis]:
+        """Return the texts that are wanted and were not told: those that were cut off."""
+        most = result.config.num_texts or 0
+        left = [text for text in result if text.text not in self.told]
+        return left[: max(0, most - len(self.told))]
 
     def __enter__(self) -> SearchView:
         self.pressed = self._exits.enter_context(_interruptible())
@@ -76,15 +84,15 @@ class SearchView:
             raise _Pressed
 
     def _show(self, row: Row) -> None:
-        if self.bar is None and not self.stream:
+        if self.bar is None and self.tell is None:
             return
         standing = row.standing
         fresh = row.fresh(standing)[: self.room]
         self.told |= {text.text for text in fresh}
         if self.bar is not None:
             self.bar.update(standing.expanded, fresh)
-        if self.stream:
-            terminal.print_new(fresh)
+        if self.tell is not None:
+            self.tell(fresh)
 
 
 class _Pressed(Exception):

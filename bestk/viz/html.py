@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bestk.result import SearchResult
+from bestk.result import Hypothesis, SearchResult
 from bestk.viz.graph import Graph, prompt_text, to_graph
 
 STYLES = ("viewer.css",)
@@ -59,15 +59,28 @@ def render(graph: Graph) -> str:
 
 
 def notebook(result: SearchResult) -> str:
-    """Return the markup that shows a result in a notebook: the page in a frame, or a plain list."""
+    """Return the markup that shows a result in a notebook: its texts, and the tree to be opened."""
+    items = "".join(f"<li>{_markup(one)}</li>" for one in result)
+    asked = f"<p><b>{html.escape(prompt_text(result.prompt))}</b></p>"
+    notice = f"<p><i>{html.escape(result.notice)}</i></p>" if result.notice else ""
+    return asked + (f"<ol>{items}</ol>" if items else "") + notice + _folded(result)
+
+
+def _markup(hypothesis: Hypothesis) -> str:
+    end = "" if hypothesis.is_complete else " …"
+    return f'<span style="white-space:pre-wrap">{html.escape(hypothesis.text.strip())}</span>{end}'
+
+
+def _folded(result: SearchResult) -> str:
+    """Return the page with the tree, closed until somebody opens it."""
     if result.tree is None:
-        items = "".join(f"<li>{html.escape(text)}</li>" for text in result.texts)
-        return f"<p>{html.escape(prompt_text(result.prompt))}</p><ol>{items}</ol>"
+        return ""
     page = render(to_graph(result, frontiers=False, pruned_prob=False))
     return (
+        "<details><summary>How they were found</summary>"
         f'<iframe title="best-k search" sandbox="allow-scripts" loading="lazy" '
         f'style="width:100%;height:{_NOTEBOOK_HEIGHT}px;border:0" '
-        f'srcdoc="{html.escape(page)}"></iframe>'
+        f'srcdoc="{html.escape(page)}"></iframe></details>'
     )
 
 

@@ -6,11 +6,13 @@ nothing itself: what is returned goes to a rich console.
 
 from __future__ import annotations
 
+import io
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as Branches
@@ -18,7 +20,7 @@ from rich.tree import Tree as Branches
 from bestk.core.record import TreeRecord
 from bestk.core.tree import State
 from bestk.lm.images import content_text
-from bestk.result import SearchResult
+from bestk.result import Hypothesis, SearchResult
 
 STOP_REASONS = {
     "budget": "budget spent",
@@ -42,34 +44,96 @@ _LOOKS = {
 
 
 _MOST_SHOWN = 20  # texts, unless so many were asked for
+_LONG = 300  # characters: longer texts are shown as they were written, not as lines of a list
+_WIDEST = 100  # columns of text that the eye still follows
 
 
 def result_view(result: SearchResult) -> RenderableType:
     """Show the texts and the summary of the search; with scores, where these order the texts."""
     chosen = result.hypotheses[: result.config.num_texts or _MOST_SHOWN]
-    texts = Table.grid(padding=(0, 2, 0, 0))
-    texts.add_column(justify="right", style="dim", no_wrap=True)
-    is_ordered = result.config.policy != "diverse" or any(h.rerank_score for h in chosen)
-    if is_ordered:
-        texts.add_column(justify="right", style="cyan", no_wrap=True)
-    texts.add_column(overflow="fold")
-    for rank, hypothesis in enumerate(chosen, start=1):
-        new = hypothesis.rerank_score
-        score = hypothesis.score if new is None else new
-        cut = "" if hypothesis.is_complete else " …"
-        told = [f"{score:.3f}"] if is_ordered else []
-        texts.add_row(str(rank), *told, Text(_line(hypothesis.text) + cut))
-    parts: list[RenderableType] = [texts] if chosen else [Text("no text was completed")]
-    found = len(result.hypotheses)
+    parts: list[RenderableType] = [Text("no text was completed")]
+    if chosen:
+        has_long = any("\n" in h.text.strip() or len(h.text) > _LONG for h in chosen)
+        parts = _answers(result, chosen) if has_long else [_lines(result, chosen)]
+    found = len(result)
     if len(chosen) < found:
         parts.append(Text(f"{found - len(chosen)} more: -n {found} shows all", "dim"))
     return Group(*parts, Text(), summary_view(result))
 
 
+def plain(view: RenderableType, width: int | None = None) -> str:
+    """Return a view as lines without colours, as wide as the terminal unless told otherwise."""
+    width = width or min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
+    console = Console(file=io.StringIO(), highlight=False, width=width)
+    with console.capture() as captured:
+        console.print(view)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def shown(hypothesis: Hypothesis) -> str:
+    """Return a text as people see it: one that was cut off ends in a sign for it."""
+    return hypothesis.text.strip() + ("" if hypothesis.is_complete else " …")
+
+
+def _lines(result: SearchResult, chosen: Sequence[Hypothesis]) -> RenderableType:
+    """Number short texts, one below the other."""
+    texts = Table.grid(padding=(0, 2, 0, 0))
+    texts.add_column(justify="right", style="dim", no_wrap=True)
+    if _is_ordered(result):
+        texts.add_column(justify="right", style="cyan", no_wrap=True)
+    texts.add_column(overflow="fold")
+    for rank, hypothesis in enumerate(chosen, start=1):
+        texts.add_row(str(rank), *_scores(result, hypothesis), Text(shown(hypothesis)))
+    return texts
+
+
+def _answers(result: SearchResult, chosen: Sequence[Hypothesis]) -> list[RenderableType]:
+    """Show long texts as they were written, each under its number."""
+    parts: list[RenderableType] = []
+    for rank, hypothesis in enumerate(chosen, start=1):
+        head = Text(str(rank), "bold").append("".join(_scores(result, hypothesis, "  ")), "cyan")
+        parts += [*([Text()] if parts else []), head, Text(shown(hypothesis))]
+    return parts
+
+
+def _is_ordered(result: SearchResult) -> bool:
+    return result.config.policy != "diverse" or any(h.rerank_score for h in result)
+
+
+def _scores(result: SearchResult, hypothesis: Hypothesis, before: str = "") -> list[str]:
+    """Return the number that the texts are in the order of, where there is one."""
+    new = hypothesis.rerank_score
+    score = hypothesis.score if new is None else new
+    return [f"{before}{score:.3f}"] if _is_ordered(result) else []
+
+
 def summary_view(result: SearchResult) -> RenderableType:
     """Show in a few lines what a search found and what it cost; in one where n were asked for."""
+    cut = sum(not hypothesis.is_complete for hypothesis in result)
+    if result.config.policy == "diverse":
+        return Text(_in_a_line(result, cut), "dim")
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in _facts(result, cut).items():
+        table.add_row(name, value)
+    return table
+
+
+def _in_a_line(result: SearchResult, cut: int) -> str:
+    cost = result.cost
+    told = f"{len(result)} texts"
+    if cut:
+        told += f", {cut} of them cut off at max_new_tokens={result.config.max_new_tokens}"
+    told += f"; {cost.expanded} tokens read in {cost.model_calls} model calls"
+    told += "" if cost.seconds is None else f", {cost.seconds:.1f} s"
+    is_usual = result.stop_reason in ("budget", "exhausted")
+    reason = STOP_REASONS.get(result.stop_reason, result.stop_reason)
+    return told + ("" if is_usual else f" ({reason})")
+
+
+def _facts(result: SearchResult, cut: int) -> dict[str, str]:
     mass, cost = result.mass, result.cost
-    seconds = "not kept" if cost.seconds is None else f"{cost.seconds:.1f} s"
     shares = {
         "completed": mass.completed,
         "open": mass.frontier,
@@ -77,31 +141,18 @@ def summary_view(result: SearchResult) -> RenderableType:
         "too long": mass.truncated,
     }
     reason = STOP_REASONS.get(result.stop_reason, result.stop_reason)
-    cut = sum(not hypothesis.is_complete for hypothesis in result.hypotheses)
-    complete = len(result.hypotheses) - cut
-    if result.config.policy == "diverse":
-        told = f"{complete} whole" + (f", {cut} cut off at max_new_tokens" if cut else "")
-        passes = f"{cost.expanded} expansions in {cost.model_calls} model calls"
-        return Text(
-            f"{len(result.hypotheses)} texts: {told}; {passes} ({reason}), {seconds}", "dim"
-        )
     rows = {
-        "unique texts": f"{complete} of {result.num_completions} completed"
+        "unique texts": f"{len(result) - cut} of {result.num_completions} completed"
         + (f" and {cut} cut off" if cut else "")
         + f", {result.num_truncated} too long",
         "expansions": f"{cost.expanded} of {result.config.total_budget} in {cost.model_calls} "
         f"model calls ({reason})",
         "mass seen": ", ".join(f"{_percent(share)} {name}" for name, share in shares.items()),
-        "time": seconds,
+        "time": "not kept" if cost.seconds is None else f"{cost.seconds:.1f} s",
     }
     if result.certified:
         rows["proven"] = f"{result.certified} texts: no other text is likelier"
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return rows
 
 
 def tree_view(

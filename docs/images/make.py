@@ -59,7 +59,7 @@ def main() -> None:
 
 def file_pictures(browser: Browser, lm: bestk.LanguageModel, wanted: list[str]) -> None:
     """Take the pictures of the file that opens offline."""
-    result = bestk.search(lm, PROMPT, max_new_tokens=14, beam_size=8, stop=["."])
+    result = bestk.search(lm, PROMPT, raw=True, max_new_tokens=14, beam_size=8, stop=["."])
     with tempfile.TemporaryDirectory() as folder:
         page_file = Path(folder) / "tree.html"
         result.to_html(page_file)

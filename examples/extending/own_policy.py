@@ -27,5 +27,7 @@ POLICIES["depth-first"] = DepthFirst  # the line that registers it
 if __name__ == "__main__":
     lm = bestk.load("smollm2")
     for policy in ("best-k", "depth-first"):
-        result = bestk.search(lm, "The best thing about dogs is", policy=policy, stop=["."])
+        result = bestk.search(
+            lm, "The best thing about dogs is", raw=True, policy=policy, stop=["."]
+        )
         print(policy, *result.texts[:3], sep="\n  ")

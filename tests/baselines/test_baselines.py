@@ -132,7 +132,7 @@ def test_beam_length_penalty_and_width() -> None:
 def test_beam_returns_what_generate_returns_on_smollm2(smollm2: bestk.LanguageModel) -> None:
     model = smollm2.backend.model.module  # type: ignore[attr-defined]
     prompts = ["The best thing about dogs is", "Paris is"]
-    results = run_method(smollm2, prompts, "BS", max_new_tokens=8)
+    results = run_method(smollm2, prompts, "BS", raw=True, max_new_tokens=8)
     for prompt, result in zip(prompts, results, strict=True):
         expected = generated(
             model,
@@ -391,7 +391,7 @@ def test_lengths_and_stop_ids_are_honoured(name: str) -> None:
 def test_stop_strings_end_texts(smollm2: bestk.LanguageModel) -> None:
     for name in ("BS", "Ncls0.9"):
         result = run_method(
-            smollm2, "One, two, three", name, stop=(",",), max_new_tokens=5, beam_size=3
+            smollm2, "One, two, three", name, raw=True, stop=(",",), max_new_tokens=5, beam_size=3
         )
         stopped = [h for h in result.raw if h.is_complete]
         assert stopped, name
@@ -400,6 +400,7 @@ def test_stop_strings_end_texts(smollm2: bestk.LanguageModel) -> None:
             smollm2,
             "One, two, three",
             name,
+            raw=True,
             stop=(",",),
             min_new_tokens=3,
             max_new_tokens=5,

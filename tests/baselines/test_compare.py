@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import dataclasses
 import json
 from typing import Any
 
@@ -11,10 +11,12 @@ from conftest import random_toy
 
 import bestk
 from bestk.baselines import comparison
-from bestk.baselines.comparison import COMPARED, ComparedRow, compare, table
+from bestk.baselines.comparison import COMPARED, ComparedRow, compare
 from bestk.config import SearchConfig
 from bestk.errors import OptionError
 from bestk.rerank.select import narrow
+from bestk.viz.comparison import ComparisonView
+from bestk.viz.terminal import plain, shown
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +39,41 @@ def test_rows_tell_what_each_method_found(rows: list[ComparedRow]) -> None:
     assert "method:sample,Ncls0.9|draws:budget|seed:1" in nucleus["signature"]
 
 
-def test_table_shows_the_best_texts(rows: list[ComparedRow]) -> None:
-    from rich.console import Console
+def test_the_screen_shows_texts_and_then_what_was_spent(rows: list[ComparedRow]) -> None:
+    lines = plain(ComparisonView(rows, 2), 100).splitlines()
+    names = ["Beam search", "Sampling (top-p 0.9)", "bestk (BKS_mean)"]
+    for row, name in zip(rows, names, strict=True):
+        place = lines.index(name)
+        assert lines[place + 1 : place + 3] == [
+            f"{number}  {shown(one)}" for number, one in enumerate(row.chosen[:2], start=1)
+        ]
+    heading = next(number for number, line in enumerate(lines) if line.split()[:1] == ["finished"])
+    assert lines[heading].split() == ["finished", "likely", "different", "tokens", "time"]
+    prices = zip(lines[heading + 1 :], names, strict=False)
+    assert [line[: len(name)] for line, name in prices] == names
+    assert f" {rows[0].result.cost.expanded} " in lines[heading + 1]
+    assert max(map(len, lines)) <= 100
 
-    out = io.StringIO()
-    Console(file=out, width=200).print(table(rows, 1))
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    shown, (heading, *numbers) = lines[:-4], lines[-4:]
-    assert shown == [line for row in rows for line in (row.method, f"  {row.texts[0]}", "")]
-    assert heading.split()[:4] == ["method", "found", "unique", "complete"]
-    assert [line.split()[0] for line in numbers] == [row.method for row in rows]
+
+def test_methods_stand_beside_one_another_where_there_is_room(rows: list[ComparedRow]) -> None:
+    first, *_ = plain(ComparisonView(rows, 2), 150).splitlines()
+    assert first.split("    ")[0] == "Beam search"
+    assert first.endswith("bestk (BKS_mean)")
+
+
+def test_what_all_texts_begin_with_is_told_once(rows: list[ComparedRow]) -> None:
+    texts = [f"In the heart of the city there is {end}" for end in ("a dog.", "one cat")]
+    cut = [
+        dataclasses.replace(rows[0].chosen[0], text=text, is_complete="." in text) for text in texts
+    ]
+    result = dataclasses.replace(rows[0].result, hypotheses=tuple(cut))
+    row = ComparedRow(method="BS", result=result, select="best")
+    assert plain(ComparisonView([row], 5), 100).splitlines()[:4] == [
+        "Beam search",
+        "all begin: In the heart of the city there is …",
+        "1  … a dog.",
+        "2  … one cat …",
+    ]
 
 
 def test_diverse_texts_on_request() -> None:

@@ -81,12 +81,52 @@ def test_help_opens_with_an_example_that_runs(cli: Any, lm: bestk.LanguageModel)
     for arguments in ((), ("--help",), ("-h",)):
         code, out, _ = cli(*arguments)
         assert code == 0
-        assert 'bestk generate --stop . "Name a colour' in out
-        assert "Search one prompt and show its ranked texts." in out
+        assert 'bestk "Name a colour and say why you like it."' in out
+        assert "Search one prompt and show its ranked texts" in out
     code, out, _ = cli("generate", "--help")
     assert code == 0
-    assert 'bestk generate --raw --stop . "The best thing about dogs is"' in out
-    assert cli("generate", "--raw", "--stop", ".", "The best thing about dogs is")[0] == 0
+    assert 'bestk -n 10 "Write a tagline for a bakery."' in out
+    assert cli("-n", "10", "Write a tagline for a bakery.")[0] == 0
+
+
+def test_a_prompt_is_enough(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, err = cli("colours", *SMALL)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == cli("generate", *SMALL, "colours")[1].splitlines()[:2]
+    code, _, err = cli("generat", "colours")
+    assert (code, err) == (2, "Error: unknown command 'generat': did you mean 'generate'?\n")
+
+
+def test_ten_are_ten(cli: Any, lm: bestk.LanguageModel) -> None:
+    code, out, _ = cli("-n", "4", "--max-new-tokens", "5", "colours")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[:4]] == ["1", "2", "3", "4"]
+    assert out.splitlines()[5].startswith("4 texts")
+
+
+def test_lines_of_json(cli: Any, lm: bestk.LanguageModel) -> None:
+    found = json.loads(cli("generate", *SMALL, "--json", "colours")[1])["hypotheses"]
+    code, out, _ = cli("generate", *SMALL, "--jsonl", "colours")
+    assert code == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["text"] for line in lines] == [one["text"] for one in found]
+    assert list(lines[0]) == ["text", "score", "log_prob", "num_tokens", "finish_reason"]
+    code, out, _ = cli("generate", *SMALL, "--jsonl", "--stream", "colours")
+    streamed = [json.loads(line)["text"] for line in out.splitlines()]
+    assert sorted(streamed) == sorted(line["text"] for line in lines)
+
+
+def test_names_of_other_tools_are_answered(cli: Any) -> None:
+    told = {
+        "--num-beams": "unknown option '--num-beams': it is called '--beam-size' here",
+        "--max-tokens": "unknown option '--max-tokens': it is called '--max-new-tokens' here",
+        "--num-return-sequences": "it is called '--num-texts' here",
+        "--do-sample": "unknown option '--do-sample': a search lists texts; ",
+    }
+    for option, words in told.items():
+        code, _, err = cli("generate", "colours", option, "3")
+        assert code == 2
+        assert words in err
 
 
 def test_version(cli: Any) -> None:
@@ -332,7 +372,7 @@ BAD = {
     ("generate", "--select", "divers", "x"): "unknown select 'divers': did you mean 'diverse'?",
     ("generate", "--diversity", "2", "x"): "diversity goes from 0 (quality alone) to 1, got 2",
     ("generate", "--rerank", "mbr-chr", "x"): "unknown reranker 'mbr-chr': did you mean 'mbr-chrf'",
-    ("genrate", "x"): "Did you mean 'generate'?",
+    ("genrate", "x"): "did you mean 'generate'?",
     ("--verbos",): "unknown option '--verbos'",
 }
 

@@ -327,7 +327,7 @@ class TestMass:
         self, smollm2: bestk.LanguageModel, options: dict[str, Any]
     ) -> None:
         config = bestk.SearchConfig(beam_size=4, max_new_tokens=6, **options)
-        run = bestk.Run(smollm2, ["The best thing about dogs is", "Water"], config)
+        run = bestk.Run(smollm2, ["The best thing about dogs is", "Water"], config, raw=True)
         for step in run:
             for result in run.results():
                 assert abs(result.mass.total - 1) < 1e-6, f"lost at step {step.index}"

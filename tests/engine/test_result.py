@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from toys import search_ids, table_lm
 import bestk
 from bestk.core.record import TreeRecord
 from bestk.core.tree import State, Tree
-from bestk.errors import SchemaError
+from bestk.errors import MissingExtraError, SchemaError
 
 LM = bestk.LanguageModel(random_toy(8, vocab_size=6), name="a-model")
 RESULT = bestk.search(LM, [1, 2], max_new_tokens=5, scoring="sum", stop_ids=(3,), timeout=100.0)
@@ -110,7 +112,9 @@ def test_broken_json(text: str) -> None:
 
 # For every setting a value that is not its default.
 CHANGED: dict[str, Any] = {
-    "policy": "another",
+    "num_texts": 3, "fill": False, "novelty": 2.0, "on_cut": "trim", "end_prob": 0.5,
+    "policy": "another", "sample": "texts", "seed": 7, "prune_margin": 0.5, "depth_bonus": 0.1,
+    "typical_p": 0.9,
     "k": 4, "beam_size": 9, "max_new_tokens": 29, "min_new_tokens": 1, "budget": 299,
     "scoring": "sum", "length_alpha": 0.5, "decay": "log", "decay_weight": 0.06,
     "decay_power": 0.6, "min_prob": 0.06, "min_children": 2, "max_children": 3,
@@ -123,6 +127,10 @@ CHANGED: dict[str, Any] = {
     "forced_bos_token_id": 1, "forced_eos_token_id": (1,), "presence_penalty": 0.5,
     "frequency_penalty": 0.5,
 }  # fmt: skip
+
+
+# Without these they would change nothing.
+NEEDED: dict[str, dict[str, Any]] = {"novelty": {"num_texts": 3}, "seed": {"sample": "texts"}}
 
 
 class TestSignature:
@@ -140,13 +148,81 @@ class TestSignature:
     @pytest.mark.parametrize("name", bestk.SearchConfig.__dataclass_fields__)
     def test_differs_with_every_setting(self, name: str) -> None:
         assert name in CHANGED, "say here how the new setting can be changed"
-        changed = bestk.SearchConfig(**{name: CHANGED[name]})
-        assert changed.describe() != bestk.SearchConfig().describe()
+        needed = NEEDED.get(name, {})
+        changed = bestk.SearchConfig(**{**needed, name: CHANGED[name]})
+        assert changed.describe() != bestk.SearchConfig(**needed).describe()
 
     def test_differs_with_the_schema(self) -> None:
         one, other = ({"type": kind} for kind in ("string", "number"))
         described = {bestk.SearchConfig(json_schema=s).describe() for s in (one, other)}  # type: ignore[arg-type]
         assert len(described) == 2
+
+
+class TestIsASequence:
+    def test_of_its_texts(self) -> None:
+        assert len(RESULT) == len(RESULT.hypotheses) > 3
+        assert list(RESULT) == list(RESULT.hypotheses)
+        assert (RESULT[0], RESULT[-1]) == (RESULT.hypotheses[0], RESULT.hypotheses[-1])
+        assert RESULT[1:3] == RESULT.hypotheses[1:3]
+        assert RESULT[0] in RESULT
+        assert RESULT.index(RESULT[2]) == 2
+        assert str(RESULT[0]) == RESULT[0].text == RESULT.texts[0]
+        with pytest.raises(IndexError):
+            RESULT[len(RESULT)]
+
+    def test_an_empty_one_is_not_lost(self) -> None:
+        (nothing,) = bestk.search(LM, [[1, 2]], max_new_tokens=1, min_new_tokens=1, budget=1, k=1,
+                                  suppress_tokens=(0,))  # fmt: skip
+        assert (list(nothing), nothing.stop_reason) == ([], "budget")
+        assert "no text was completed" in str(nothing)
+
+    def test_its_repr_is_short(self) -> None:
+        assert repr(RESULT).startswith(f"<SearchResult: {len(RESULT)} texts, '{RESULT[0]}', ")
+        assert len(repr(RESULT)) < 200
+        assert repr(RESULT[0]).startswith(f"Hypothesis(text='{RESULT[0]}', score=")
+        assert len(repr(RESULT[0])) < 250
+
+    def test_it_prints_as_the_command_does(self) -> None:
+        first, *_ = str(RESULT).splitlines()
+        assert first.split() == ["1", f"{RESULT[0].score:.3f}", *RESULT[0].text.split()]
+        assert "model calls" in str(RESULT)
+        several = bestk.search(LM, [1, 2], num_texts=3, max_new_tokens=5)
+        assert str(several).splitlines()[0].endswith(several.texts[0])
+        assert f"3 texts; {several.cost.expanded} tokens read in " in str(several)
+
+    def test_long_texts_are_shown_as_they_were_written(self) -> None:
+        letter = dataclasses.replace(RESULT[0], text="Dear all,\n\nyes.", is_complete=False)
+        told = str(dataclasses.replace(RESULT, hypotheses=(letter, RESULT[1]))).splitlines()
+        assert told[:5] == [f"1  {letter.score:.3f}", "Dear all,", "", "yes. …", ""]
+
+    def test_equal_ones_are_equal(self) -> None:
+        options: dict[str, Any] = {"max_new_tokens": 5, "scoring": "sum", "stop_ids": (3,)}
+        again = bestk.search(LM, [1, 2], timeout=100.0, **options)
+        assert again == RESULT
+        assert bestk.search(LM, [1, 2], timeout=99.0, **options) != RESULT
+        assert bestk.SearchResult.from_json(RESULT.dumps()) == RESULT
+        assert bestk.SearchResult.from_json(RESULT.dumps(tree=True)) == RESULT
+        assert list(RESULT) != RESULT
+
+    def test_as_a_dict(self) -> None:
+        data = RESULT.to_dict()
+        assert json.loads(json.dumps(data)) == data
+        assert [entry["text"] for entry in data["hypotheses"]] == RESULT.texts
+        assert next(iter(data["hypotheses"][0])) == "text"
+
+    def test_as_a_data_frame(self) -> None:
+        pytest.importorskip("pandas")
+        frame = RESULT.to_pandas()
+        assert list(frame["text"]) == RESULT.texts
+        assert list(frame.columns[:3]) == ["text", "score", "log_prob"]
+        assert "rerank_score" not in frame.columns
+        empty = dataclasses.replace(RESULT, hypotheses=()).to_pandas()
+        assert list(empty.columns) == list(frame.columns)
+
+    def test_without_pandas(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(MissingExtraError, match="pip install pandas"):
+            RESULT.to_pandas()
 
 
 def test_a_result_without_its_tree() -> None:

@@ -164,15 +164,37 @@ class TestPrompts:
     MESSAGES = ({"role": "user", "content": "hello"},)
 
     def test_text_ids_and_messages_are_one_prompt_each(self) -> None:
-        for prompt in ("user hello", [1, 2], (1, 2), list(self.MESSAGES)):
+        for prompt in ("hello", [1, 2], (1, 2), list(self.MESSAGES)):
             assert not is_batch(prompt)
             result = bestk.search(self.CHAT, prompt, max_new_tokens=2)
             assert isinstance(result, bestk.SearchResult)
             assert [h.token_ids for h in result.hypotheses] == [(0,)]
             assert result.prompt == prompt
 
+    def test_a_chat_model_answers_a_text_and_continues_a_raw_one(self) -> None:
+        lm = bestk.LanguageModel(
+            ToyBackend.table({(1, 2): [1.0, 0.0, 0.0]}, [0.0, 1.0, 0.0]),
+            Words("user", "hello", chat_template="{{ messages }}"),
+        )
+        chatted, plain = lm.encode(list(self.MESSAGES)), lm.encode("hello")
+        assert (chatted, plain) == ([1, 2], [2])
+        calls: list[Any] = [
+            lambda **raw: bestk.search(lm, "hello", max_new_tokens=2, **raw),
+            lambda **raw: bestk.search(lm, ["hello"], max_new_tokens=2, **raw)[0],
+            lambda **raw: bestk.best_first(lm, "hello", max_new_tokens=2, **raw),
+            lambda **raw: list(bestk.stream(lm, "hello", max_new_tokens=2, **raw)),
+            lambda **raw: bestk.run_method(lm, "hello", "BS", max_new_tokens=2, **raw),
+        ]
+        for call in calls:
+            assert call()[0].token_ids == (0,)
+            assert not [one for one in call(raw=True) if one.token_ids == (0,)]
+        plain_lm = bestk.LanguageModel(lm.backend, Words("user", "hello"))
+        assert bestk.search(plain_lm, "user hello", max_new_tokens=2)[0].token_ids == (0,)
+        with pytest.raises(bestk.BestKError, match="give it without raw"):
+            lm.asked("hello", raw=True, system="Be kind.")
+
     def test_lists_of_prompts_are_batches(self) -> None:
-        for batch in (["user hello"], [[1, 2]], [list(self.MESSAGES)], ("user hello", [1, 2])):
+        for batch in (["hello"], [[1, 2]], [list(self.MESSAGES)], ("hello", [1, 2])):
             assert is_batch(batch)
             results = bestk.search(self.CHAT, batch, max_new_tokens=2)
             assert [r.hypotheses[0].token_ids for r in results] == [(0,)] * len(batch)

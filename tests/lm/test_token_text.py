@@ -51,6 +51,6 @@ def test_real_tokens_join_to_the_text(smollm2: bestk.LanguageModel) -> None:
     pieces = [smollm2.token_text(token) for token in ids]
     assert any("<0x" in piece for piece in pieces), "the emoji should come in loose bytes"
     assert "\ufffd" not in "".join(pieces)
-    result = bestk.search(smollm2, text, k=1, budget=2, max_new_tokens=2)
+    result = bestk.search(smollm2, text, raw=True, k=1, budget=2, max_new_tokens=2)
     assert set(result.token_texts) == set(result.tree.child_token.tolist())
     assert smollm2.token_text(smollm2.backend.eos_ids[0]) == "<|im_end|>"

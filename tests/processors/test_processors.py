@@ -553,11 +553,11 @@ def test_words_that_no_text_can_hold_forbid_nothing() -> None:
 @pytest.mark.model
 def test_bad_words_and_stop_strings_as_text(smollm2: LanguageModel) -> None:
     prompt, options = "The capital of France is", {"k": 4, "beam_size": 4, "max_new_tokens": 8}
-    with_paris = bestk.search(smollm2, prompt, **options, stop=["."])
+    with_paris = bestk.search(smollm2, prompt, raw=True, **options, stop=["."])
     assert any("Paris" in text for text in with_paris.texts)
     criterion = sc.StopStringCriteria(smollm2.tokenizer, ["."])
     without = bestk.search(
-        smollm2, prompt, **options, bad_words=["Paris"], stopping_criteria=[criterion]
+        smollm2, prompt, raw=True, **options, bad_words=["Paris"], stopping_criteria=[criterion]
     )
     assert without.texts
     assert not any("Paris" in text for text in without.texts)

@@ -75,7 +75,7 @@ def test_results_are_those_of_a_direct_search() -> None:
         for one in jobs:
             running.submit(one)
         for (prompt, options), result in zip(asked, done(*jobs), strict=True):
-            direct = bestk.search(letters_lm(), prompt, **SHORT | options)
+            direct = bestk.search(letters_lm(), prompt, raw=True, **SHORT | options)
             assert facts(result) == facts(direct)
     assert all(one.begun is not None for one in jobs)
 
@@ -373,7 +373,7 @@ class TestFailure:
             results = done(*jobs)
         assert failed == [6]
         for prompt, result in zip("abcdef", results, strict=True):
-            assert facts(result) == facts(bestk.search(letters_lm(), prompt, **SHORT))
+            assert facts(result) == facts(bestk.search(letters_lm(), prompt, raw=True, **SHORT))
 
     def test_memory_that_one_search_does_not_get(self) -> None:
         lm = letters_lm()

@@ -38,7 +38,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
 
 
 def direct(prompt: Any, **options: Any) -> bestk.SearchResult:
-    return bestk.search(letters_lm(), prompt, **SETTINGS | options)
+    return bestk.search(letters_lm(), prompt, raw=True, **SETTINGS | options)
 
 
 def test_completions(client: openai.OpenAI) -> None:
@@ -311,7 +311,7 @@ def test_the_embedded_model(smollm2: bestk.LanguageModel) -> None:
         answer = client.completions.create(
             model="smollm2", prompt=prompt, n=5, max_tokens=12, stop=["."], extra_body=settings
         )
-        result = bestk.search(smollm2, prompt, max_new_tokens=12, stop=".", **settings)
+        result = bestk.search(smollm2, prompt, raw=True, max_new_tokens=12, stop=".", **settings)
         assert [choice.text for choice in answer.choices] == result.texts[:5]
         messages: Any = [{"role": "user", "content": "Name a colour."}]
         chat = client.chat.completions.create(

@@ -63,7 +63,7 @@ def test_a_real_search_grows_before_the_eyes(visit: Any, smollm2: bestk.Language
             if now[2] == "running" and now[0] and (not seen or seen[-1][0] != now[0]):
                 seen.append((now[0], now[1]))
         shown.ended()
-        result = bestk.search(smollm2, prompt, stop=".", **settings)
+        result = bestk.search(smollm2, prompt, raw=True, stop=".", **settings)
         assert len(seen) >= 3, f"the tree grew while it was watched: {seen}"
         assert seen == sorted(seen)
         assert seen[0][0] < seen[-1][0] <= shown.js(size)

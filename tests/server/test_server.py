@@ -59,7 +59,7 @@ class TestSearch:
     def test_the_result_is_that_of_a_direct_search(self, client: httpx.Client) -> None:
         answer = client.post("/v1/search", json={"prompt": "hello", "raw": True, **SHORT})
         assert answer.status_code == 200
-        assert facts(answer.json()) == facts(bestk.search(letters_lm(), "hello", **SHORT))
+        assert facts(answer.json()) == facts(bestk.search(letters_lm(), "hello", raw=True, **SHORT))
         assert answer.json()["model"] == "letters"
 
     def test_a_prompt_is_formatted_for_chat_unless_raw(self, client: httpx.Client) -> None:
@@ -92,12 +92,16 @@ class TestSearch:
         choice = {"num_texts": 3, "select": "diverse", "diversity": 0.8, "rerank": "mbr-chrf"}
         body = {"prompt": "hello", "raw": True, **choice, **SHORT}
         answer = client.post("/v1/search", json=body).json()
-        assert facts(answer) == facts(bestk.search(letters_lm(), "hello", **choice, **SHORT))
+        assert facts(answer) == facts(
+            bestk.search(letters_lm(), "hello", raw=True, **choice, **SHORT)
+        )
 
     def test_constraints(self, client: httpx.Client) -> None:
         settings = {"must_include": ["a"], "temperature": 1.5, "max_new_tokens": 8, "stop": "."}
         answer = client.post("/v1/search", json={"prompt": "hello", "raw": True, **settings})
-        assert facts(answer.json()) == facts(bestk.search(letters_lm(), "hello", **settings))
+        assert facts(answer.json()) == facts(
+            bestk.search(letters_lm(), "hello", raw=True, **settings)
+        )
 
     @pytest.mark.parametrize(
         ("body", "told"),
@@ -186,7 +190,7 @@ class TestStream:
         with client.stream("POST", "/v1/search", json=body) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             told = list(events(response))
-        direct = bestk.search(letters_lm(), "hello", **SHORT)
+        direct = bestk.search(letters_lm(), "hello", raw=True, **SHORT)
         names = [name for name, _ in told]
         assert names[0] == "start"
         assert names[-1] == "result"
@@ -206,7 +210,7 @@ class TestStream:
         with httpx.stream("POST", server.url + "/v1/search", json=body, timeout=60) as response:
             told = list(events(response))
         whole = told[-1][1]["graph"]
-        direct = bestk.search(letters_lm(), "hello", **SHORT)
+        direct = bestk.search(letters_lm(), "hello", raw=True, **SHORT)
         drawn = to_graph(direct, frontiers=False, pruned_prob=False)
         assert whole == json.loads(json.dumps(drawn))
         nodes: dict[int, Any] = {}
@@ -346,7 +350,7 @@ class TestStopping:
                 running.server.should_exit = True
                 told = list(events(response))
         assert told[-1][0] == "result"
-        assert facts(told[-1][1]) == facts(bestk.search(letters_lm(), "hello", **SHORT))
+        assert facts(told[-1][1]) == facts(bestk.search(letters_lm(), "hello", raw=True, **SHORT))
 
     def test_what_does_not_end_is_told(self) -> None:
         lm = letters_lm()
@@ -432,7 +436,7 @@ class TestFiles:
         page = client.post("/v1/render", json=saved)
         assert page.status_code == 200
         assert page.headers["content-disposition"] == 'attachment; filename="bestk.html"'
-        assert page.text == bestk.search(letters_lm(), "hello", **SHORT).to_html()
+        assert page.text == bestk.search(letters_lm(), "hello", raw=True, **SHORT).to_html()
         graph = client.post("/v1/search", json=body | {"tree": False, "graph": True}).json()[
             "graph"
         ]

@@ -24,7 +24,7 @@ LAYERS = [
     {"lm", "constraints"},
     {"result"},
     {"engine", "rerank"},
-    {"api", "sizing"},
+    {"api", "progress", "sizing"},
     {"drop_in", "baselines"},
     {"batch", "viz"},
     {"server", "cli", "__main__"},
@@ -35,7 +35,12 @@ APART += [("engine", "rerank"), ("drop_in", "baselines"), ("batch", "viz")]
 
 # `result.to_html()` is where users look for a picture, a model's name leads to whatever opens it:
 # these are imported when they are called.
-UPWARD = {("result", "viz.html"), ("backends.http.open", "lm"), ("backends.vllm.open", "lm")}
+UPWARD = {
+    ("result.search_result", "viz.html"),
+    ("result.search_result", "viz.terminal"),
+    ("backends.http.open", "lm"),
+    ("backends.vllm.open", "lm"),
+}
 
 
 def name_of(path: Path) -> str:

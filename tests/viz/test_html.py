@@ -377,6 +377,8 @@ def test_nothing_is_cut_off_at_phone_width(show: Any) -> None:
 def test_notebook_frame_shows_the_tree(show: Any) -> None:
     content = toy_result(prompt=HOSTILE)._repr_html_()
     shown = show(f"<!doctype html><meta charset=utf-8><body>{content}</body>")
+    assert shown.page.locator("ol > li").count() > 1, "the texts come first"
+    shown.page.locator("summary").click()
     frame = shown.page.frame_locator("iframe")
     frame.get_by_role("button", name="Play").wait_for()
     assert "Texts" in frame.locator("h2").first.inner_text()
@@ -384,8 +386,9 @@ def test_notebook_frame_shows_the_tree(show: Any) -> None:
 
 def test_notebook_without_a_tree_lists_the_texts() -> None:
     shown = notebook(toy_result_without_tree())
-    assert shown.startswith("<p>&lt;b&gt;hi")
+    assert shown.startswith("<p><b>&lt;b&gt;hi")
     assert "<script>" not in shown
+    assert "<details>" not in shown
 
 
 def toy_result_without_tree() -> bestk.SearchResult:

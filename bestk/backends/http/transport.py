@@ -20,12 +20,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bestk.errors import MissingExtraError, ServerError
+import httpx2
 
-try:
-    import httpx
-except ImportError:
-    raise MissingExtraError("httpx is not installed: pip install 'bestk[http]'") from None
+from bestk.errors import ServerError
 
 T = TypeVar("T")
 
@@ -69,11 +66,11 @@ class Transport:
         self.url = url
         self.connection = connection
         self._loop = _Loop()
-        self._client = httpx.AsyncClient(
+        self._client = httpx2.AsyncClient(
             base_url=url,
             headers=dict(connection.headers),
             timeout=connection.timeout,
-            limits=httpx.Limits(max_keepalive_connections=connection.num_connections),
+            limits=httpx2.Limits(max_keepalive_connections=connection.num_connections),
             follow_redirects=True,
             # Before every request, one that follows a redirect too.
             event_hooks={"request": [functools.partial(_stay, url)]},
@@ -121,9 +118,9 @@ class Transport:
                     response = await self._client.request(method, path, json=body)
                 self._has_answered = True
                 return _understood(read, _content(self.url, response))
-            except httpx.TooManyRedirects as error:
+            except httpx2.TooManyRedirects as error:
                 raise ServerError(f"{self.url} redirects in a circle: check the address") from error
-            except (httpx.TransportError, httpx.DecodingError, _NotNow, MalformedAnswer) as error:
+            except (httpx2.TransportError, httpx2.DecodingError, _NotNow, MalformedAnswer) as error:
                 await asyncio.sleep(trouble.pause(error, self._patience()))
 
     def _patience(self) -> float:
@@ -131,16 +128,16 @@ class Transport:
         return patience if self._has_answered else min(patience, _FIRST_CONTACT)
 
 
-async def _stay(url: str, request: httpx.Request) -> None:
+async def _stay(url: str, request: httpx2.Request) -> None:
     """Refuse to take a prompt and headers to a server that nobody named."""
-    here, there = _origin(httpx.URL(url)), _origin(request.url)
+    here, there = _origin(httpx2.URL(url)), _origin(request.url)
     if there != here:
         raise ServerError(
             f"{here} redirects to {there}, another server: give that address if it is right"
         )
 
 
-def _origin(url: httpx.URL) -> str:
+def _origin(url: httpx2.URL) -> str:
     port = url.port or {"http": 80, "https": 443}.get(url.scheme)
     return f"{url.scheme}://{url.host}:{port}"
 
@@ -182,8 +179,8 @@ class _Trouble:
 
     def _story(self, error: Exception, patience: float) -> str:
         tries = f"{self.times} time{'s' if self.times > 1 else ''}"
-        if isinstance(error, httpx.TimeoutException) and not isinstance(
-            error, httpx.ConnectTimeout
+        if isinstance(error, httpx2.TimeoutException) and not isinstance(
+            error, httpx2.ConnectTimeout
         ):
             return (
                 f"{self.url} was asked {tries} and did not answer within "
@@ -198,7 +195,7 @@ class _Trouble:
         )
 
 
-def _content(url: str, response: httpx.Response) -> Any:
+def _content(url: str, response: httpx2.Response) -> Any:
     status = response.status_code
     if status in _PASSING or (status >= 500 and status not in _NEVER):
         raise _NotNow(status, _reason(response), _retry_after(response))
@@ -222,7 +219,7 @@ def _understood(read: Callable[[Any], T], content: Any) -> T:
         ) from error
 
 
-def _reason(response: httpx.Response) -> str:
+def _reason(response: httpx2.Response) -> str:
     """Find the server's own words; each server puts them somewhere else."""
     try:
         content = response.json()
@@ -236,7 +233,7 @@ def _reason(response: httpx.Response) -> str:
     return " ".join(text.split())[:300] or response.reason_phrase
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def _retry_after(response: httpx2.Response) -> float | None:
     """Read how long to wait: a number of seconds, or a date."""
     given = response.headers.get("retry-after")
     if given is None:

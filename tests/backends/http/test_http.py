@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -445,15 +444,6 @@ def test_a_tokenizer_that_is_not_found_is_told(connect: Connect) -> None:
 def test_what_is_too_long_for_the_server_is_told(connect: Connect) -> None:
     with pytest.raises(BestKError, match="at most 58 fit"):
         bestk.search(connect(vllm(Fake(TOY))), [1] * 60, **SETTINGS)
-
-
-def test_httpx_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("bestk.backends.http")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "bestk.backends.http.open", raising=False)
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(bestk.BestKError, match=r"pip install 'bestk\[http\]'"):
-        bestk.load("http://localhost:1")
 
 
 # The command line
