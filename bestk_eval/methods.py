@@ -23,7 +23,7 @@ OURS = ("BKS_mean", "BKS_last")
 PAPER_DRAWS = 10  # what the paper drew from a sampler, whatever it cost
 
 _FAMILY = re.compile(r"(?i:(b?(ncls|typ)|minp|nsig|temp)_?[0-9.]+)")
-_OF_METHODS = ("num_draws", "walk", "temperature", "num_groups", "diversity_penalty")
+_OF_METHODS = ("num_draws", "num_runs", "walk", "temperature", "num_groups", "diversity_penalty")
 _DECAY_WEIGHTS = ("0", "0.01", "0.05", "0.1", "0.2")  # κ
 _SCORINGS = ("BKS:length_alpha=0", "BKS:length_alpha=0.5", "BKS_mean", "BKS_last")
 
@@ -149,7 +149,10 @@ def groups() -> dict[str, list[str]]:
     """Return the lists of methods that have a name of their own, the ablations included."""
     samplers = [name for name, method in METHODS.items() if isinstance(method, Sampling)]
     draws = [f"{name}:num_draws={PAPER_DRAWS}" for name in samplers]
-    return {"paper": [*METHODS, *draws], "ours": list(OURS), **ABLATIONS}
+    beams = [name for name, one in METHODS.items() if isinstance(one, Beam) and one.filter]
+    beam_samplers = [*beams, *(f"{name}:num_runs={PAPER_DRAWS}" for name in beams)]
+    named = {"paper": [*METHODS, *draws], "beam-samplers": beam_samplers, "ours": list(OURS)}
+    return {**named, **ABLATIONS}
 
 
 def _method(base: str) -> tuple[AnyMethod, str]:

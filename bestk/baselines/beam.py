@@ -34,10 +34,13 @@ from bestk.nodes import BatchSpec, Children, NodeBatch
 class Beam:
     """Beam search with `beam_size` beams; its options mean what they mean to `generate`.
 
-    With `num_groups` above 1 it is diverse beam search, with a filter beam sampling.
+    With `num_groups` above 1 it is diverse beam search, with a filter beam sampling. `num_runs` is
+    how often that is run, for the best text of each: what `generate(num_return_sequences=…)` of
+    transformers 4.23 did. It costs as many times the beams.
     """
 
     num_groups: int = 1
+    num_runs: int | None = None
     diversity_penalty: float = 1.0
     length_penalty: float = 1.0
     early_stopping: bool | str = False
@@ -46,6 +49,12 @@ class Beam:
     def __post_init__(self) -> None:
         if isinstance(self.num_groups, bool) or self.num_groups < 1:
             raise OptionError(f"num_groups must be at least 1, got {self.num_groups}")
+        runs = self.num_runs
+        is_count = isinstance(runs, int) and not isinstance(runs, bool) and runs > 0
+        if runs is not None and not (is_count and self.filter):
+            raise OptionError(
+                f"num_runs is a whole number from 1, of beam samplers such as BNcls0.8, got {runs}"
+            )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise OptionError(
                 f"early_stopping must be True, False or 'never', got {self.early_stopping!r}"
@@ -79,6 +88,8 @@ class Beam:
             fields.append(f"diversity:{self.diversity_penalty:g}")
         if self.filter is not None:
             fields = [f"method:beam-sample,{self.filter.name}"]
+        if self.num_runs is not None:
+            fields += [f"runs:{self.num_runs}", f"seed:{seed}"]
         fields += [f"lp:{self.length_penalty:g}", f"early:{self.early_stopping}"]
         return "|".join([*fields, shared(config)])
 
@@ -90,15 +101,16 @@ class BeamPolicy(TreePolicy):
         self.method = method
         self.num_stops = len({*shape.stop_ids, *config.stop_ids})
         self.size = config.beam_size // method.num_groups
+        self.num_teams = method.num_runs or method.num_groups
         # With e stop tokens (1 + e)·b candidates always leave b that go on.
         self.num_candidates = max(2, 1 + self.num_stops) * self.size
         spec = BatchSpec(
-            width=config.beam_size,
-            slots=config.beam_size * config.max_new_tokens,
+            width=self.size * self.num_teams,
+            slots=self.size * self.num_teams * config.max_new_tokens,
             depth=config.max_new_tokens,
             num_children=min(shape.vocab_size, self._num_children(config)),
         )
-        super().__init__(config, shape, spec, self.num_candidates * method.num_groups)
+        super().__init__(config, shape, spec, self.num_candidates * self.num_teams)
         self.teams = [
             Team(
                 shape.batch,
@@ -108,7 +120,7 @@ class BeamPolicy(TreePolicy):
                 max_new_tokens=config.max_new_tokens,
                 device=shape.device,
             )
-            for _ in range(method.num_groups)
+            for _ in range(self.num_teams)
         ]
         self.depth = 0  # of the nodes expanded last
         self.places = torch.zeros(0)  # where among the planned nodes each team's beams are
@@ -147,7 +159,7 @@ class BeamPolicy(TreePolicy):
             if children.whole is None:
                 picked = self._best(team, children, places, used)
             else:
-                picked = self._drawn(team, children.whole, places)
+                picked = self._drawn(number, children.whole, places)
             place, candidates = self._candidates(number, plan, places, *picked)
             table, exists = _table(place, candidates, plan.nodes)
             complete = self.completes(plan.nodes, table, exists)
@@ -164,6 +176,8 @@ class BeamPolicy(TreePolicy):
         """Read the finished texts out of the trees, each team's best first, best team first."""
         counts, clocks = self.tree.count.tolist(), self.clock.tolist()
         found_by = [self._found(team) for team in self.teams]
+        if self.method.num_runs is not None:  # of each run the best
+            found_by = [[texts[:1] for texts in found] for found in found_by]
         findings = []
         for row in rows:
             found = [text for texts in found_by for text in texts[row]]
@@ -232,9 +246,13 @@ class BeamPolicy(TreePolicy):
         return 0 if self.method.filter is not None else self.num_candidates + forbidden + penalised
 
     def _places(self, number: int) -> Int[Tensor, "batch beams"]:
-        """Return where among the nodes a team's beams are: first all are the root."""
+        """Return where among the nodes a team's beams are: first all are the root.
+
+        A run begins with as many equal beams, as transformers 4.23 did.
+        """
         if self.depth == 0:
-            return torch.zeros_like(self.clock)[:, None]
+            size = 1 if self.method.num_runs is None else self.size
+            return torch.zeros_like(self.clock)[:, None].expand(-1, size)
         return self.places[:, number * self.size : (number + 1) * self.size]
 
     def _best(
@@ -257,7 +275,7 @@ class BeamPolicy(TreePolicy):
 
     def _drawn(
         self,
-        team: Team,
+        number: int,
         log_probs: Float[Tensor, "batch nodes vocab"],
         places: Int[Tensor, "batch beams"],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -274,11 +292,14 @@ class BeamPolicy(TreePolicy):
         last = log_probs.gather(2, token).double().masked_fill(~is_filled, -math.inf)
         wide = places[..., None].expand(-1, -1, token.shape[2])
         token, last = token.gather(1, wide), last.gather(1, wide)
-        score = team.scores(self.depth)[..., None] + last
-        beams = torch.arange(token.shape[1], device=token.device)
+        score = self.teams[number].scores(self.depth)[..., None] + last
+        beams = torch.arange(token.shape[1], device=token.device) + number * self.size
         address = of_beams(torch.tensor(self.keys, device=token.device), self.depth, beams)
         drawn = (score + gumbel(address, token)).flatten(1)
         order = drawn.topk(min(self.num_candidates, drawn.shape[1]), dim=1).indices
+        if self.method.num_runs is not None:  # the drawn by score, as in transformers 4.23
+            by_score = score.flatten(1).gather(1, order).sort(dim=1, descending=True, stable=True)
+            order = order.gather(1, by_score.indices)
         return order, token, last, score
 
     def _candidates(

@@ -275,6 +275,61 @@ def test_drawing_from_the_kept_tokens_is_drawing_from_all(seed: int, p: float, d
         assert keeps.gather(-1, few).all(), "a token outside the set was drawn"
 
 
+def best_drawn(law: list[float], beams: int) -> float:
+    """Enumerate 4.23's first step: the chance that 2·b draws from b equal beams miss token 0."""
+
+    def misses(left: list[float], draws: int) -> float:
+        if not draws or not any(left):
+            return 1.0
+        whole = sum(left)
+        chances = [
+            p / whole * misses([*left[:i], 0.0, *left[i + 1 :]], draws - 1)
+            for i, p in enumerate(left)
+            if i >= beams and p
+        ]
+        return sum(chances)
+
+    return misses([p / beams for p in law for _ in range(beams)], 2 * beams)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_runs_of_beam_sampling_as_the_paper_ran_it(beams: int) -> None:
+    law = (0.2, 0.5, 0.3)  # nothing ends but at T = 1
+    lm = bestk.LanguageModel(ToyBackend.table({}, (0.0, *law), eos_ids=(0,)))
+    method = Beam(filter=Nucleus(1.0), num_runs=200)
+    first = [0.5, 0.3, 0.2]
+    texts = [
+        text.token_ids
+        for seed in range(3)
+        for text in bestk.run_method(
+            lm, [1], method, k=1, beam_size=beams, max_new_tokens=1, seed=seed
+        ).raw
+    ]
+    assert len(texts) == 600, "the best of each run"
+    share = best_drawn(first, beams)
+    error = math.sqrt(share * (1 - share) / 600)
+    missed = sum(text != (2,) for text in texts) / 600
+    assert abs(missed - share) < 4 * error
+
+
+def test_runs_cost_what_they_cost() -> None:
+    lm = bestk.LanguageModel(random_toy(4, 12))
+    options: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 6, "seed": 1}
+    filter_ = Nucleus(0.8)
+    once = bestk.run_method(lm, [1], Beam(filter=filter_), **options)
+    runs = [
+        bestk.run_method(lm, [1], Beam(filter=filter_, num_runs=n), **options) for n in (1, 2, 10)
+    ]
+    assert [len(result.raw) for result in runs] == [1, 2, 10]
+    assert runs[0].raw[0] in runs[1].raw, "the first run is the same whatever comes after it"
+    assert {text.token_ids for text in runs[1].raw} <= {text.token_ids for text in runs[2].raw}
+    assert runs[2].cost.expanded > 5 * runs[0].cost.expanded
+    assert once.cost.expanded <= 4 * 6
+    assert "runs:10|seed:1" in runs[2].signature
+    with pytest.raises(OptionError, match="num_runs is a whole number"):
+        Beam(num_runs=3)
+
+
 @pytest.mark.parametrize("name", ["DBS+", "Ncls0.8", "Ncls0.8:10", "BNcls0.8"])
 def test_no_model_call_has_a_column_without_a_text(
     name: str, monkeypatch: pytest.MonkeyPatch
