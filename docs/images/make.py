@@ -26,6 +26,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 import bestk
 from bestk.server.app import create_app
+from bestk.server.limits import Limits
 from bestk.server.main import ServeOptions, make_server
 
 FOLDER = Path(__file__).parent
@@ -73,10 +74,10 @@ def file_pictures(browser: Browser, lm: bestk.LanguageModel, wanted: list[str]) 
 @contextmanager
 def served(lm: bestk.LanguageModel) -> Iterator[str]:
     """Serve a model on a free port."""
-    app = create_app({lm.name: lm})
+    app = create_app({lm.name: lm}, Limits(seconds=900))
     listening = socket.create_server(("127.0.0.1", 0))
     server = make_server(app, ServeOptions(grace=0.0))
-    app.state.engine.start()
+    app.state.loop.start()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
@@ -87,7 +88,7 @@ def served(lm: bestk.LanguageModel) -> Iterator[str]:
 def live_page(page: Page, address: str) -> None:
     """Save the page of `bestk serve` as it is when ten answers are there."""
     page.goto(f"{address}#{urlencode({'prompt': ASKED, 'run': 1})}")
-    page.locator(".search-view[data-state=done]").wait_for(timeout=120_000)
+    page.locator(".search-view[data-state=done]").wait_for(timeout=900_000)
     page.wait_for_timeout(800)
     small = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128)
     small.save(FOLDER / "page.png", optimize=True)
@@ -119,10 +120,10 @@ def look_up(browser: Browser, address: str) -> Any:
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{address}#{urlencode({'prompt': ASKED, 'run': 1})}")
-    page.locator(".search-view[data-state=done]").wait_for(timeout=240_000)
+    page.locator(".search-view[data-state=done]").wait_for(timeout=900_000)
     page.click("#view-compare")
     page.click("#run")
-    page.locator(".lane:last-child[data-state=done]").wait_for(timeout=600_000)
+    page.locator(".lane:last-child[data-state=done]").wait_for(timeout=1_800_000)
     page.locator("#stop").wait_for(state="hidden")
     kept = context.storage_state()
     context.close()

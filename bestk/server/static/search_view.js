@@ -167,6 +167,7 @@ export class SearchView {
       ? `${plural(count, "answer")}${begin ? ` beginning with “${shorten(begin, 60)}”` : ""}`
       : run.isOver ? "No answers" : "Answers";
     this.sub.textContent = plainState(run);
+    this.sub.title = run.result?.notice || "";
     if (!run.isOver) this.progress.showTime(run);
   }
 
@@ -176,7 +177,7 @@ export class SearchView {
     if (run.isOver) {
       if (this.isListSettled === run) return;
       this.isListSettled = run;
-      this.list.show(texts, run.error ? "" : "No answer was found. Longer answers, or fewer rules under Advanced, may help.");
+      this.list.show(texts, emptyText(run));
     } else if (run.drafts || !texts.length) {
       const slots = (run.drafts?.slots || []).map((slot) => ({
         draft: slot.draft, begin, text: slot.text && { ...slot.text, begin } }));
@@ -247,8 +248,17 @@ function plainState(run) {
   if (run.state === "running") {
     return run.texts.size ? `${run.texts.size} written so far…` : "Writing…";
   }
-  if (run.state === "done") return `in ${seconds(timeOf(run))}`;
+  if (run.state === "done") {
+    const isShort = run.ranked.length < (numWanted(run) || 0);
+    return `in ${seconds(timeOf(run))}${isShort ? ", fewer than asked for" : ""}`;
+  }
   return stateText(run);
+}
+
+function emptyText(run) {
+  if (run.error) return "";
+  if (run.state === "stopped") return "Stopped before the first answer was complete.";
+  return "No answer was found. Longer answers, or fewer rules under Advanced, may help.";
 }
 
 function noTreeText(run) {

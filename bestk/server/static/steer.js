@@ -28,9 +28,10 @@ export function ownWords(text, others, prompt) {
   const asked = new Set(words(prompt));
   const held = others.map((other) => new Set(words(other)));
   const shareOf = (word) => held.filter((set) => set.has(word)).length / Math.max(1, held.length);
-  const usable = [...new Set(words(text))].filter(
+  const all = [...new Set(words(text))];
+  const usable = all.filter(
     (word) => [...word].length > 3 && !asked.has(word) && !EMPTY.has(word) && shareOf(word) < 1 / 3);
-  const rated = usable.map((word) => ({ word, share: shareOf(word) }));
+  const rated = (usable.length ? usable : all).map((word) => ({ word, share: shareOf(word) }));
   rated.sort((a, b) => a.share - b.share || b.word.length - a.word.length);
   return rated.slice(0, MOST_AVOIDED).map(({ word }) => word);
 }

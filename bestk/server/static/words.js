@@ -61,6 +61,8 @@ const SETTINGS = {
   top_p: ["Only the likeliest pieces, this share"],
   min_p: ["Only pieces this close to the likeliest"],
   repetition_penalty: ["Against repetition"],
+  presence_penalty: ["Against words said before"],
+  frequency_penalty: ["Against words said often"],
   no_repeat_ngram_size: ["Nothing this long comes twice"],
   encoder_repetition_penalty: ["In favour of the prompt's words"],
   encoder_no_repeat_ngram_size: ["Nothing this long from the prompt"],
