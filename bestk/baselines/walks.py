@@ -279,6 +279,8 @@ class WalkPolicy(TreePolicy):
         log_probs: Float[Tensor, "batch nodes vocab"],
     ) -> None:
         """Bring the tokens that the filter keeps to the host, for every planned node."""
+        if not nodes:  # all has ended, and nobody has looked yet
+            return
         if self.config.min_new_tokens:
             too_early = (plan.nodes.depth + 1 < self.config.min_new_tokens)[..., None]
             log_probs = log_probs.masked_fill(too_early & self.is_stop, -torch.inf)

@@ -52,11 +52,17 @@ class GraphRunner:
         return graph.replay, result
 
 
-_POOLS: list[Any] = []
+_KEEPERS: list[torch.cuda.CUDAGraph] = []
 
 
 def _pool() -> Any:
-    """Return the memory that all graphs share: no two of them run at a time."""
-    if not _POOLS:
-        _POOLS.append(torch.cuda.graph_pool_handle())
-    return _POOLS[0]
+    """Return the memory that all graphs share: no two of them run at a time.
+
+    One graph is never dropped: a pool that lost its last one takes no other.
+    """
+    if not _KEEPERS:
+        keeper = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(keeper):
+            torch.zeros(1, device="cuda")
+        _KEEPERS.append(keeper)
+    return _KEEPERS[0].pool()

@@ -17,6 +17,7 @@ from bestk.backends.toy import ToyBackend
 from bestk.baselines import Nucleus, Sampling, run_method
 from bestk.baselines.filters import Epsilon, MinProb, TopSigma
 from bestk.baselines.walks import WALKS
+from bestk.engine.batch import Batch
 from bestk.errors import OptionError
 
 FLAT = (0.05, 0.4, 0.3, 0.15, 0.1)
@@ -164,3 +165,16 @@ def test_filters_keep_what_they_say() -> None:
 def test_errors_name_the_way_out(call: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         call()
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_passes_that_nobody_looks_between_change_nothing(
+    walk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU several passes are made before anybody sees that all has ended."""
+    prompts, options = [[1], [1, 2], [2, 2]], {"beam_size": 3, "max_new_tokens": 4}
+    lm = bestk.LanguageModel(random_toy(7, 6))
+    plain = run_method(lm, prompts, Sampling(walk=walk), **options)
+    monkeypatch.setattr(Batch, "_passes", lambda _: 8)
+    again = run_method(lm, prompts, Sampling(walk=walk), **options)
+    assert [r.raw for r in again] == [r.raw for r in plain]
