@@ -1,9 +1,11 @@
-"""What a fresh clone relies on: pins for every package."""
+"""What a fresh clone relies on and carries: pins for every package, packed results."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import bestk
@@ -26,3 +28,14 @@ def test_every_package_is_pinned() -> None:
     assert names <= {pin.partition("==")[0] for pin in pins}, (
         "add the new package to constraints.txt"
     )
+
+
+def test_stored_results_are_packed_and_small() -> None:
+    """Runs stay while a table is made of them: at most 5 MB a task."""
+    sizes: Counter[str] = Counter()
+    for folder in (ROOT / "results").iterdir():
+        settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        sizes[settings["source"]] += sum(path.stat().st_size for path in folder.iterdir())
+        for path in folder.glob("*.jsonl*"):
+            assert path.suffix == ".xz", f"pack {path.name} with xz: a third of gzip's size"
+    assert max(sizes.values()) <= 5_000_000, sizes
