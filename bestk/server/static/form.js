@@ -1,5 +1,6 @@
 /* The form: prompt, what to do with it, model, method, settings, and how answers are steered: what they
    begin with, words that they leave out. Gives and takes a request. */
+import { PICKED } from "./fields.js";
 import { Settings } from "./settings.js";
 import { methodTitle, plural } from "./words.js";
 
@@ -122,9 +123,10 @@ export class Form {
 
   countChanged() {
     if (!this.settings) return;
-    const number = Object.keys(this.settings.values).length;
+    const names = Object.keys(this.settings.values);
+    const number = names.filter((name) => !PICKED.includes(name)).length;
     at("num-changed").textContent = number ? `${number} changed` : "";
-    at("reset").disabled = !number;
+    at("reset").disabled = !names.length;
   }
 
   /** Say what cannot be sent; true if everything can. */
