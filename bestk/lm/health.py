@@ -85,7 +85,7 @@ def _extras() -> Iterator[Check]:
         missing = _missing(extra)
         yield Check(
             name=f"bestk[{extra}]",
-            told=", ".join(filter(None, [PURPOSES.get(extra, ""), *missing])),
+            told="; ".join(filter(None, [PURPOSES.get(extra, ""), *missing])),
             is_there=not missing,
             is_needed=False,
             way_out=f"pip install 'bestk[{extra}]'" if missing else "",

@@ -14,7 +14,7 @@ from rich.text import Text
 from bestk.baselines.beam import Beam
 from bestk.baselines.comparison import ComparedRow
 from bestk.baselines.filters import Filter, MinProb, Nucleus, Typical
-from bestk.baselines.methods import BestFirst, Scored, method_of
+from bestk.baselines.methods import BestFirst, Sample, Scored, method_of
 from bestk.baselines.sampling import Sampling
 from bestk.viz.terminal import shown
 
@@ -64,6 +64,8 @@ def title(method: str) -> str:
             return "Beam sampling" + _of_filter(chosen.filter)
         groups = chosen.num_groups
         return "Beam search" if groups == 1 else f"Diverse beam search ({groups} groups)"
+    if isinstance(chosen, Sample):
+        return "Sampling without replacement"
     if isinstance(chosen, BestFirst):
         return "Best-first search"
     is_usual = isinstance(chosen, Scored) and chosen.policy == "diverse"
