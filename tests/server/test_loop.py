@@ -34,7 +34,7 @@ def loop(**limits: Any) -> Iterator[SearchLoop]:
 
 
 def job(lm: bestk.LanguageModel, prompt: Any = "ab", **options: Any) -> Handle:
-    fields = ("method", "seed", "is_followed", "with_graph", "max_seconds")
+    fields = ("method", "is_followed", "with_graph", "max_seconds")
     call = {name: options.pop(name) for name in fields if name in options}
     config = bestk.SearchConfig(**SHORT | options)
     return Handle(SearchCall(lm=lm, prompt=prompt, config=config, **call))
@@ -87,7 +87,7 @@ def test_methods_by_name(method: str) -> None:
         one = job(lm, "hello", method=method, seed=3, max_seconds=60)
         running.submit(one)
         (result,) = done(one)
-    direct = bestk.run_method(letters_lm(), "hello", method, seed=3, **SHORT)
+    direct = bestk.run_method(letters_lm(), "hello", method, raw=True, seed=3, **SHORT)
     assert facts(result) == facts(direct)
 
 
@@ -278,7 +278,8 @@ class TestNews:
                 elif is_last:
                     break
         expected = [
-            h.text for h in bestk.stream(letters_lm(), "hello", **SHORT | {"max_new_tokens": 8})
+            h.text
+            for h in bestk.stream(letters_lm(), "hello", raw=True, **SHORT | {"max_new_tokens": 8})
         ]
         # What was found after the last look is in the result.
         assert told == expected[: len(told)]

@@ -167,7 +167,7 @@ class TestStreams:
         )
         *chunks, last = list(stream)
         options = SETTINGS | {"max_new_tokens": 6}
-        found = [h.text for h in bestk.stream(letters_lm(), "hello", **options)]
+        found = [h.text for h in bestk.stream(letters_lm(), "hello", raw=True, **options)]
         assert [chunk.choices[0].text for chunk in chunks] == found[:5]
         assert [chunk.choices[0].index for chunk in chunks] == list(range(5))
         assert {chunk.choices[0].finish_reason for chunk in chunks} == {"stop"}
@@ -213,7 +213,7 @@ class TestStreams:
         assert sorted(found) == list(range(6))
         for number, prompt in enumerate(["hello", "world"]):
             options = SETTINGS | {"max_new_tokens": 6}
-            texts = [h.text for h in bestk.stream(letters_lm(), prompt, **options)][:3]
+            texts = [h.text for h in bestk.stream(letters_lm(), prompt, raw=True, **options)][:3]
             assert [found[number * 3 + place] for place in range(3)] == texts
 
 
