@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import json
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 
 import bestk
 from bestk.api import Run
+from bestk.batch.rows import RawRow
+from bestk.batch.window import JobConfig, search_window
 from bestk.engine.request import requests_of
 from bestk.engine.scheduler import Scheduler
 
@@ -115,6 +118,13 @@ def state(model: Any) -> tuple[Any, ...]:
     return model.config.to_dict(), model.config._attn_implementation, plain, tensors, classes
 
 
+@torch.inference_mode()
+def output(model: Any, prompt: list[int]) -> torch.Tensor:
+    """What a copy of the model says, bit by bit; to be asked changes some models."""
+    logits: torch.Tensor = copy.deepcopy(model)(torch.tensor([prompt]), use_cache=False).logits
+    return logits
+
+
 def searched(
     lm: Any, prompts: list[list[int]], driver: str, joins: list[int], **options: Any
 ) -> Any:
@@ -128,6 +138,11 @@ def searched(
                     pass
                 results += run.results()
         return results
+    if driver == "batch job":
+        wanted = JobConfig(config=bestk.SearchConfig(**options), full=True, tree=True)
+        rows = [RawRow(line, {"token_ids": prompt}) for line, prompt in enumerate(prompts, 1)]
+        lines = search_window(lm, wanted, 2, rows, False).results.splitlines()
+        return [bestk.SearchResult.from_json(json.loads(line)["result"]) for line in lines]
     waiting = list(zip(joins, requests_of(lm, prompts, bestk.SearchConfig(**options)), strict=True))
     scheduler, found, time = Scheduler(3, serves=True), {}, 0
     while waiting or scheduler.has_work:
@@ -150,7 +165,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "name": draw(st.sampled_from(sorted(MODELS))),
         "lengths": lengths,
-        "driver": draw(st.sampled_from(["search", "stream", "server"])),
+        "driver": draw(st.sampled_from(["search", "stream", "server", "batch job"])),
         "joins": draw(st.lists(st.integers(0, 5), min_size=number, max_size=number)),
         "depth": draw(st.integers(1, 6)),
         "k": draw(st.integers(1, 4)),
@@ -167,11 +182,12 @@ def check(case: dict[str, Any]) -> None:
     ]
     options = {"k": case["k"], "max_new_tokens": case["depth"], "budget": 12, "min_children": 2}
     model = copy.deepcopy(pristine(name))
-    before = state(model)
+    before, said = state(model), output(model, prompts[0])
     lm = bestk.from_transformers(model)
     results = searched(lm, prompts, case["driver"], case["joins"], **options)
     assert worst_error(name, results) < 1e-4
     assert state(model) == before, "the search has changed the model"
+    assert torch.equal(output(model, prompts[0]), said), "the search has changed what it says"
 
 
 NIGHTLY = settings.get_current_profile_name() == "nightly"
