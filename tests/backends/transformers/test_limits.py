@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 import bestk
 from bestk.api import Run
+from bestk.backends.transformers.decoder_only import DecoderOnlyBackend, TreeSession
+from bestk.backends.transformers.probe import trial_obstacle
 from bestk.batch.rows import RawRow
 from bestk.batch.window import JobConfig, search_window
 from bestk.engine.request import requests_of
@@ -205,6 +207,15 @@ def test_numbers_are_those_of_a_plain_forward(case: dict[str, Any]) -> None:
 def test_who_joins_past_a_limit_is_right(name: str) -> None:
     case = {"name": name, "lengths": [5, 20, 10], "driver": "server", "joins": [0, 2, 3]}
     check({**case, "depth": 4, "k": 2, "seed": 1})
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt_oss", "phi3", "llama longrope"])
+def test_room_for_longer_prompts_changes_nothing(name: str) -> None:
+    """A GPU's batches have room for more than any of their prompts takes, past every limit."""
+    backend = DecoderOnlyBackend(copy.deepcopy(pristine(name)))
+    assert backend.obstacle(6, 10) is None
+    roomy = functools.partial(TreeSession, prompt_size=4 * LIMIT)
+    assert trial_obstacle(backend.model, roomy) is None
 
 
 def test_a_model_that_has_read_long_texts_gives_the_same_numbers() -> None:
