@@ -167,9 +167,11 @@ class _Call:
         if ignored:
             logger.warning("best-k search ignores %s", ", ".join(ignored))
         for name, value in self.kwargs.items():
-            if name not in _OWN_KWARGS and value is not None:
+            is_nothing = value is None or (isinstance(value, dict) and not value)
+            if name not in _OWN_KWARGS and not is_nothing:
                 raise OptionError(
-                    f"bestk.generate cannot pass {name} to the model: prompts are token ids alone"
+                    f"bestk.generate cannot pass {name} to the model: prompts are token ids alone "
+                    "(bestk.search takes images too)"
                 )
         cache = self.kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
@@ -300,7 +302,8 @@ class _Call:
         if positions is not None and not self.is_encoder_decoder:
             ones = torch.ones_like(self.input_ids) if mask is None else mask.long()
             plain = (ones.cumsum(dim=1) - 1).clamp(min=0)
-            if positions.shape != plain.shape or bool(((positions != plain) & (ones > 0)).any()):
+            is_alike = positions.shape[-2:] == plain.shape  # M-RoPE has some for every axis
+            if not is_alike or bool(((positions != plain) & (ones > 0)).any()):
                 raise OptionError("bestk.generate counts positions itself: leave position_ids out")
         of_decoder = self.kwargs.get("decoder_attention_mask")
         if of_decoder is not None and not bool(of_decoder.bool().all()):

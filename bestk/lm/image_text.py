@@ -89,6 +89,7 @@ class ImageTextModel(LanguageModel):
         ids: list[int] = encoded["input_ids"][0].tolist()
         if not images:
             return self._ids(ids)
+        super()._ids(ids)
         beside = ("input_ids", "attention_mask")
         return ImagePrompt(ids, {k: value for k, value in encoded.items() if k not in beside})
 

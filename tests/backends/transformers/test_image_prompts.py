@@ -22,6 +22,7 @@ from bestk.backends.transformers.recompute import RecomputeSession
 from bestk.batch import run_batch
 from bestk.engine.request import requests_of
 from bestk.engine.scheduler import Scheduler
+from bestk.errors import OptionError
 from bestk.nodes import BatchSpec
 
 OPTIONS: dict[str, Any] = {
@@ -241,3 +242,20 @@ def test_the_same_text_after_another_image_is_another_prompt() -> None:
     one, same, other = (lm.encode(chat(image(seed), "a cat")) for seed in (1, 1, 2))
     assert repr(one) == repr(same)
     assert repr(one) != repr(other)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "gemma3"])
+def test_generate_searches_texts_and_refuses_images(family: str) -> None:
+    """The drop-in reads token ids; it says what reads images."""
+    model, processor = copy.deepcopy(made(family))
+    ids = processor.tokenizer("what is a cat", return_tensors="pt").input_ids
+    options: dict[str, Any] = {"max_new_tokens": 4, "beam_size": 3, "k": 2, "num_texts": 2}
+    found = model.generate(ids, custom_generate=bestk.generate, **options)
+    direct = bestk.search(bestk.from_transformers(model), ids[0].tolist(), **options)
+    first = direct.hypotheses[0].token_ids
+    assert found[0, 4 : 4 + len(first)].tolist() == list(first)
+    inputs = processor.apply_chat_template(
+        PROMPTS[0], add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    )
+    with pytest.raises(OptionError, match=r"bestk\.search takes images too"):
+        model.generate(**inputs, custom_generate=bestk.generate, **options)
