@@ -55,7 +55,14 @@ class Card:
                     raise TypeError(f"{name} must be text, got {value!r}")
             if told.get("gives", "texts") not in GIVES:
                 raise ValueError(f"gives must be {' or '.join(GIVES)}, got {told['gives']!r}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise SchemaError(f"{folder / CARD} is no card of an adapter: {error}") from None
         if card is None:
             raise SchemaError(f"{folder / CARD} is not version {FORMAT_VERSION} of {FORMAT}")

@@ -27,7 +27,7 @@ from bestk.backends.transformers.model import available_memory
 from bestk.engine import pool
 from bestk.engine.memory import rows_for
 from bestk.engine.request import requests_of
-from bestk.engine.scheduler import queues
+from bestk.engine.scheduler import Scheduler, queues
 from bestk.errors import OutOfMemoryError, SearchInterrupted
 from bestk.nodes import BatchSpec, NodeBatch
 
@@ -282,6 +282,43 @@ class TestOutOfMemory:
             bestk.search(bestk.LanguageModel(backend), [[1], [2]], **OPTIONS)
         assert backend.sizes == [2, 1], "the second try came no further than its prompt"
         assert all(result.cost.expanded > 1 for result in caught.value.partial)
+
+    def test_the_last_to_come_wait_again(self) -> None:
+        """Also where the last took the row of one that ended."""
+
+        class Full(Watching):
+            is_full = False
+
+            def see(self, session: ToySession, call: str) -> None:
+                super().see(session, call)
+                if self.is_full:
+                    self.is_full = False
+                    raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+
+        backend = Full(counting_down())
+        lm = bestk.LanguageModel(backend)
+        config = bestk.SearchConfig()
+        first, *others = (requests_of(lm, [[n]], config)[0] for n in (1, 9, 9, 9, 9))
+        *early, last = others
+        scheduler, results = Scheduler(4, serves=True), {}
+
+        def step() -> None:
+            results.update({u.request: u.result for u in scheduler.step() if u.result})
+
+        for request in (first, *early):
+            scheduler.add(request)
+        while first not in results:
+            step()
+        scheduler.add(last)
+        step()
+        assert scheduler.num_running == 4, "the last one runs in the row of the first"
+        backend.is_full = True
+        step()
+        step()
+        assert [scheduler.is_waiting(one) for one in others] == [False, False, True, True]
+        while scheduler.has_work:
+            step()
+        assert [facts(results[one]) for one in others] == [facts(bestk.search(lm, [9]))] * 4
 
 
 class TestTimeout:

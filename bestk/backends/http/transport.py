@@ -203,7 +203,7 @@ def _content(url: str, response: httpx2.Response) -> Any:
         raise Refusal(url, status, _reason(response))
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         start = response.text[:60].replace("\n", " ")
         raise MalformedAnswer(f"answers with no JSON: {start!r}") from None
 
@@ -212,7 +212,7 @@ def _understood(read: Callable[[Any], T], content: Any) -> T:
     """Read an answer; what is not where it should be makes it malformed."""
     try:
         return read(content)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         shown = repr(content)[:120]
         raise MalformedAnswer(
             f"answers in a form that is not known ({type(error).__name__}: {error}): {shown}"
@@ -223,7 +223,7 @@ def _reason(response: httpx2.Response) -> str:
     """Find the server's own words; each server puts them somewhere else."""
     try:
         content = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     found: Any = content
     for key in ("error", "message", "detail"):
