@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
+import os
 import random
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from evaluation_toy import run_toy, toy_lm, toy_task
 
 from bestk.baselines import Nucleus, Sampling
-from bestk.errors import OptionError, SchemaError
+from bestk.errors import BestKError, OptionError, SchemaError
 from bestk_eval import runner
 from bestk_eval.loading import load_runs
 from bestk_eval.methods import ABLATIONS, groups, parse, parse_all, split
@@ -263,3 +265,33 @@ def test_settings_below_one_are_refused(name: str) -> None:
 
 def _lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+# Slow: a run of the evaluation for every write that fails.
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_any_write_costs_nothing(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, num_full = os.fsync, 0
+    names = ("results.jsonl", "examples.jsonl", "settings.json")
+    for place in (*range(12), *range(12, 400, 60)):
+        folder = tmp_path / str(place)
+        left = iter(range(place))
+
+        def failing(number: int) -> None:
+            if next(left, None) is None:  # noqa: B023
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(number)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", failing)
+            try:
+                run_toy(folder)
+                break  # it was done before the disk was full
+            except (OSError, BestKError) as error:
+                num_full += 1
+                assert "No space left on device" in str(error)  # noqa: PT017
+        run_toy(folder)
+        for name in names:
+            assert (folder / name).read_bytes() == (unbroken / name).read_bytes(), place
+    assert num_full >= 10

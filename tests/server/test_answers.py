@@ -13,6 +13,7 @@ import pytest
 from browser import needs_browser
 from opened import TEXTS, as_shown
 from talk import talking_lm
+from watched import browser, visit
 
 import bestk
 from bestk.rerank.ngrams import words
@@ -21,6 +22,8 @@ pytest.importorskip("fastapi", reason="needs a server: pip install 'bestk[serve]
 pytest.importorskip("uvicorn", reason="needs a server: pip install 'bestk[serve]'")
 
 from serving import served
+
+__all__ = ["browser", "visit"]  # the fixtures
 
 ASKED = "Tell me of an animal"
 LINK = "#prompt=Tell+me+of+an+animal&max_new_tokens=8&run=1"

@@ -317,6 +317,29 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     assert len(compared) == 3
 
 
+# Advisories of other servers, each of whose classes the table must have.
+ADVISORIES = """2024-8768 2024-8939 2025-29770 2025-32381 2025-46560 2025-48887 2025-48942
+2025-48943 2025-48944 2025-48956 2025-57809 2025-59425 2025-61620 2025-62164 2025-6242 2025-62426
+2026-21869 2026-22773 2026-34756"""
+
+
+def test_the_table_is_whole() -> None:
+    told = (Path(bestk.__file__).parents[1] / "docs" / "security.md").read_text(encoding="utf-8")
+    assert [
+        one for one in ADVISORIES.split() if f"CVE-{one} " not in f"{told.replace(',', ' ')} "
+    ] == []
+    rows = [line for line in told.splitlines() if line.startswith("| ") and "`test_" in line]
+    assert len(rows) > 30
+    assert all(row.count("|") == 5 for row in rows), "class, there, here, tests"
+
+
+def test_workflows_say_what_they_may() -> None:
+    workflows = sorted((Path(bestk.__file__).parents[1] / ".github" / "workflows").glob("*.yml"))
+    assert workflows
+    for path in workflows:
+        assert re.search(r"^permissions:\n  contents: read$", path.read_text(), re.M), path.name
+
+
 def test_every_test_that_the_table_names_is_there() -> None:
     root = Path(bestk.__file__).parents[1]
     told = (root / "docs" / "security.md").read_text(encoding="utf-8")

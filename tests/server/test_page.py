@@ -12,6 +12,7 @@ import pytest
 from browser import needs_browser
 from hostile import HOSTILE, WORDS, hostile_lm
 from opened import PROMPT, TOY, as_shown, download
+from watched import browser, visit
 
 import bestk
 from bestk.rerank.ngrams import distinctness
@@ -23,6 +24,8 @@ from serving import served
 
 from bestk.server.app import Access
 from bestk.server.limits import Limits
+
+__all__ = ["browser", "visit"]  # the fixtures
 
 STATIC = Path(bestk.__file__).parent / "server" / "static"
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
