@@ -37,12 +37,21 @@ def _vary(bases: Sequence[str], option: str, values: Sequence[object]) -> list[s
 
 ABLATIONS: dict[str, list[str]] = {
     "k": _vary(OURS, "k", (5, 10)),
-    "kappa": _vary(_SCORINGS[1:], "decay_weight", _DECAY_WEIGHTS),
+    "kappa": [
+        *_vary(_SCORINGS[1:], "decay_weight", _DECAY_WEIGHTS),
+        *_vary(_vary(_SCORINGS[1:], "decay", ["log"]), "decay_weight", _DECAY_WEIGHTS[1:]),
+    ],
     "scoring": _vary(_SCORINGS, "decay_weight", _DECAY_WEIGHTS),
     "gamma": _vary(OURS, "min_prob", ("0.01", "0.02", "0.05", "0.1", "0.2")),
     "heap": _vary(OURS, "max_frontier", (20, 50, 100, 500, 2000)),
     "decay": _vary(OURS, "decay", ("none", "power", "log")),
     "budget": _vary(("BFS", *OURS), "beam_size", (1, 2, 5, 10)),
+    "table1": ["BS", *_vary(["BFS"], "beam_size", (1, 2, 5, 10))],
+    "table3": [
+        *_vary(_SCORINGS, "decay_weight", _DECAY_WEIGHTS),
+        *("BS", "DBS", "BNcls0.8", "BTyp0.5"),
+        *_vary(["Ncls0.8", "Typ0.5"], "num_draws", [PAPER_DRAWS]),
+    ],
     "efficiency": ["BS", "BTyp0.5", "BFS", "BKS_mean:k=5", "BKS_mean:k=10"],
 }
 

@@ -17,7 +17,14 @@ from bestk.errors import MissingDataError, OptionError
 from bestk_eval.board import Board
 from bestk_eval.extras import require
 from bestk_eval.labels import write_names
-from bestk_eval.methods import NamedMethod
+from bestk_eval.paper import (
+    SCORING_NAMES,
+    best_first_rows,
+    best_k_rows,
+    lowest_by_scoring,
+    other_families,
+    rows_by_scoring,
+)
 from bestk_eval.tables import family, view_title
 
 logger = logging.getLogger("bestk")
@@ -29,7 +36,7 @@ COLOURS = {
     "sample": "#3f8f5f",
     "best-first": "#2f5fbf",
 }
-_SCORINGS = {0.0: "α=0", 0.5: "α=0.5", 1.0: "α=1 (mean)", None: "last"}
+_DECAY_STYLES = {"power": "-", "log": "--"}
 
 
 def save_figures(boards: Sequence[Board], folder: Path, suffix: str = "png") -> list[Path]:
@@ -96,21 +103,22 @@ def diversity_quality(board: Board) -> Any:
 
 
 def completion_by_decay(board: Board) -> Any:
-    """Completion rate against κ for α = 0.5, α = 1 and the memoryless score."""
+    """Completion rate against κ for α = 0.5, α = 1 and the memoryless score, by form of decay."""
     by_settings: dict[SearchConfig, list[tuple[float, str]]] = {}
-    for row, config in _best_k(board).items():
+    for row, config in best_k_rows(board).items():
         rest = SearchConfig.of({"decay_weight": SearchConfig.decay_weight}, config)
         by_settings.setdefault(rest, []).append((config.decay_weight, row))
-    # One line per score: of methods that differ in more than κ, those of the most weights.
-    lines: dict[float | None, list[tuple[float, str]]] = {}
+    # One line per score and form: of methods that differ in more than κ, those of the most weights.
+    lines: dict[tuple[float | None, str], list[tuple[float, str]]] = {}
     for rest, points in by_settings.items():
-        if _varies(points) and len(points) > len(lines.get(rest.alpha, [])):
-            lines[rest.alpha] = points
+        line = rest.alpha, rest.decay
+        if _varies(points) and len(points) > len(lines.get(line, [])):
+            lines[line] = points
     if not lines:
         return None
     _need(board, "Done")
     figure, axes = _canvas(board, "weight of the decay κ", "examples completed, %")
-    for alpha, points in lines.items():
+    for (alpha, decay), points in lines.items():
         points.sort()
         estimates = [board.cells[row]["Done"].estimate for _, row in points]
         axes.errorbar(
@@ -119,7 +127,8 @@ def completion_by_decay(board: Board) -> Any:
             yerr=_bars(estimates),
             marker="o",
             capsize=2,
-            label=_SCORINGS.get(alpha, f"α={alpha}"),
+            linestyle=_DECAY_STYLES.get(decay, ":"),
+            label=SCORING_NAMES.get(alpha, f"α={alpha}") + (", log" if decay == "log" else ""),
         )
     axes.set_ylim(max(-3, min(axes.get_ylim()[0], 87)), 103)
     axes.legend()
@@ -128,18 +137,13 @@ def completion_by_decay(board: Board) -> Any:
 
 def incompletion_by_scoring(board: Board) -> Any:
     """Lowest incompletion rate by scoring function, over its decays, with other families'."""
-    by_label: dict[str, list[str]] = {}
-    for row, config in _best_k(board).items():
-        by_label.setdefault(_SCORINGS.get(config.alpha, f"α={config.alpha}"), []).append(row)
-    if len(by_label) < 2:
+    if len(rows_by_scoring(board)) < 2:
         return None
     _need(board, "Done")
-    rates = {
-        label: min(100 - board.value(row, "Done") for row in rows)
-        for label, rows in by_label.items()
-    }
+    lowest = lowest_by_scoring(board)
+    rates = {label: 100 - board.value(row, "Done") for label, row in lowest.items()}
     colours = [COLOURS["best-first"]] * len(rates)
-    for name, members in _others(board).items():
+    for name, members in other_families(board).items():
         rates[name] = sum(100 - board.value(row, "Done") for row in members) / len(members)
         colours.append(COLOURS[family(members[0])])
     figure, axes = _canvas(
@@ -154,10 +158,7 @@ def incompletion_by_scoring(board: Board) -> Any:
 
 def best_first_by_budget(board: Board) -> Any:
     """Incompletion rate and time of vanilla best-first search by its budget."""
-    points = []
-    for row, method in board.evaluation.methods.items():
-        if method.base == "BFS":
-            points.append((float(_config(board, method).beam_size), row))
+    points = best_first_rows(board)
     if not _varies(points):
         return None
     _need(board, "Done")
@@ -234,34 +235,6 @@ def _name_rows(axes: Any, board: Board, x: str, y: str) -> None:
         if math.isfinite(across) and math.isfinite(up)
     ]
     write_names(axes, points)
-
-
-def _others(board: Board) -> dict[str, list[str]]:
-    """Group the rows that are no best-first search as the paper's reference rates are."""
-    found: dict[str, list[str]] = {}
-    for row in board.rows:
-        kind = family(row)
-        if kind == "beam":
-            kind = "diverse beam" if row.upper().startswith("DBS") else "beam"
-        if kind != "best-first":
-            found.setdefault(kind, []).append(row)
-    return found
-
-
-def _best_k(board: Board) -> dict[str, SearchConfig]:
-    """Return the settings of the rows that are best-k search."""
-    found = {}
-    for row, method in board.evaluation.methods.items():
-        if method.base.startswith("BKS"):
-            config = _config(board, method)
-            scoring = method.base.removeprefix("BKS").removeprefix("_")
-            found[row] = SearchConfig.of({"scoring": scoring}, config) if scoring else config
-    return found
-
-
-def _config(board: Board, method: NamedMethod) -> SearchConfig:
-    beam_size = int(board.evaluation.settings[0]["beam_size"])
-    return method.config(SearchConfig.max_new_tokens, beam_size)
 
 
 def _bars(estimates: list[Any]) -> list[list[float]] | None:

@@ -19,10 +19,11 @@ from bestk_eval.examples import VIEWS
 from bestk_eval.kept import check_folders
 from bestk_eval.loading import Evaluated, load_runs
 from bestk_eval.metrics.registry import MetricModels, build
+from bestk_eval.paper import lay_out
 from bestk_eval.plots import check_suffix, save_figures
 from bestk_eval.reranking import Reranking, rerank_table, reranking
 from bestk_eval.statistics import NUM_SAMPLES
-from bestk_eval.tables import Table, layouts_of, score_table
+from bestk_eval.tables import Table, layouts_of
 
 FORMATS = ("terminal", "markdown", "latex", "json")
 
@@ -148,7 +149,7 @@ def make_report(
     )
     boards = [scorer.board(view) for view in views or views_of(evaluation)]
     tables = [
-        score_table(board, layout, intervals=intervals)
+        lay_out(board, layout, intervals=intervals)
         for board in boards
         for layout in _layouts(layouts, evaluation.kind, is_first=board is boards[0])
     ]

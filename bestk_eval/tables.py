@@ -15,7 +15,6 @@ from itertools import groupby
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from bestk.errors import OptionError, unknown
 from bestk_eval.board import Board, digits
 from bestk_eval.metrics.base import Column
 
@@ -124,8 +123,6 @@ def layouts_of(kind: str) -> list[str]:
 
 def score_table(board: Board, layout: str = "condensed", *, intervals: bool = True) -> Table:
     """Lay out a table of scores; metrics that were left out are named under it."""
-    if layout not in LAYOUTS:
-        raise OptionError(unknown("table", layout, LAYOUTS))
     columns = [board.columns[key] for key in LAYOUTS[layout] if key in board.columns]
     rows = [
         [(row, ""), *(_cell(board, row, column, intervals) for column in columns)]
@@ -155,7 +152,7 @@ def family(row: str) -> str:
         return "best-first"
     if name.startswith(("bncls", "btyp")):
         return "beam sample"
-    return "sample" if name.startswith(("ncls", "typ", "minp", "nsig", "temp")) else "beam"
+    return "sample" if name.startswith(("ncls", "typ", "minp", "nsig", "temp", "swor")) else "beam"
 
 
 def number(value: float, low: float | None, high: float | None, places: int) -> str:

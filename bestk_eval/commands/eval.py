@@ -24,7 +24,9 @@ def eval(
     ] = "BS,BKS_mean,BKS_last",
     ablation: Annotated[
         list[str] | None,
-        typer.Option(help="k, kappa, scoring, gamma, heap, decay, budget or efficiency, instead."),
+        typer.Option(
+            help="k, kappa, scoring, gamma, heap, decay, budget, efficiency, table1, table3."
+        ),
     ] = None,
     num_examples: Annotated[
         int | None, typer.Option("--num-examples", "-n", help="Examples, at random; else all.")
@@ -61,6 +63,7 @@ def eval(
     from bestk.cli import terminal
     from bestk_eval.methods import ablations
     from bestk_eval.methods import split as names_of
+    from bestk_eval.report import make_report
     from bestk_eval.runner import Settings, evaluate
 
     settings = Settings(
@@ -83,6 +86,9 @@ def eval(
         for step in evaluate(lm, settings, output):
             (task_id,) = bar.task_ids
             bar.update(task_id, completed=step.done, total=step.total, description=step.method)
+    if tables := [name for name in ablation or () if name in ("table1", "table3")]:
+        made = make_report([output], layouts=tables, metrics=["counts", "cost"], views=["all"])
+        made.print()
     typer.echo(f"bestk report {output}", err=True)
 
 

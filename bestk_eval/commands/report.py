@@ -28,7 +28,8 @@ def report(
     ] = None,
     top: Annotated[int, typer.Option(help="Texts compared at an equal number.")] = 10,
     table: Annotated[
-        list[str] | None, typer.Option(help="full, condensed, translation or search.")
+        list[str] | None,
+        typer.Option(help="full, condensed, translation, search, table1 or table3."),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="Families of metrics; all unless given.")
