@@ -57,6 +57,7 @@ class SearchKeywords(SearchOptions, total=False):
     select: Literal["best", "diverse"] | None
     diversity: float
     embed: Embed | None
+    prefetch: int | None
 
 
 @overload
@@ -105,6 +106,7 @@ def search(
     select: str | None = None,
     diversity: float = DIVERSITY,
     embed: Embed | None = None,
+    prefetch: int | None = None,
     **options: Any,
 ) -> Any:
     """Run best-k search: one result for a prompt, a list of them for a list of prompts.
@@ -123,6 +125,10 @@ def search(
     `exclude` leaves items out, a list for a prompt, and `item_bias` adds a number per row to log p.
     `renormalize` says whether probability goes to what is allowed alone: by default not with a
     trie, but with `prefix_allowed_tokens_fn`, as in transformers.
+
+    `prefetch` is how many nodes of a search a pass may evaluate, those that will probably be popped
+    later among them: fewer passes, the same search. 0 turns it off; by default it is used where it
+    pays.
     """
     settings = SearchConfig.of(options, config)
     hooks = Hooks(
@@ -138,7 +144,14 @@ def search(
     most = check_batch_size(batch_size)
     left_out = () if exclude is None else exclude if is_batch(prompts) else [exclude]
     requests = requests_of(
-        lm, every, settings, hooks, raw=raw, exclude=left_out, keep_tree=keep_tree
+        lm,
+        every,
+        settings,
+        hooks,
+        raw=raw,
+        exclude=left_out,
+        keep_tree=keep_tree,
+        prefetch=prefetch,
     )
     outcomes = Outcomes(requests, Scheduler(most))
     with contextlib.closing(outcomes.scheduler), ProgressBar(requests, progress) as bar:
@@ -271,6 +284,7 @@ def stream(
     exclude: Sequence[Any] | None = None,
     item_bias: Any = None,
     renormalize: bool | None = None,
+    prefetch: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Iterator[Hypothesis]:
     """Yield each text of one prompt as it completes; a text that comes again is not repeated.
@@ -288,9 +302,17 @@ def stream(
     )
     settings = SearchConfig.of(options, config)
     left_out = () if exclude is None else [exclude]
-    return _stream(
-        requests_of(lm, [prompt], settings, hooks, raw=raw, exclude=left_out, is_watched=True)
+    requests = requests_of(
+        lm,
+        [prompt],
+        settings,
+        hooks,
+        raw=raw,
+        exclude=left_out,
+        is_watched=True,
+        prefetch=prefetch,
     )
+    return _stream(requests)
 
 
 def _stream(requests: Sequence[Request]) -> Iterator[Hypothesis]:

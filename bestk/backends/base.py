@@ -34,6 +34,7 @@ class Capabilities:
     normalised: bool = False  # what is given are log-probabilities
     max_length: int | None = None  # tokens of prompt and text together
     max_source_length: int | None = None  # tokens that an encoder reads
+    ridge: int = 0  # nodes of a pass that hardly cost more than one does; 0: each costs the same
     max_rows: int | None = None  # searches that are worth a pass; None: as many as fit
 
 

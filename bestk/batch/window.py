@@ -218,7 +218,8 @@ class WindowRunner:
         if self.finish.reranker is not None:
             record["rerank_scores"] = [round(h.rerank_score or 0.0, _DIGITS) for h in hypotheses]
         data = result.to_json(tree=self.wanted.tree)
-        cost = {"expanded": result.cost.expanded, "model_calls": result.cost.model_calls}
+        # Passes depend on who shared them, steps do not.
+        cost = {"expanded": result.cost.expanded, "model_calls": result.cost.steps}
         record["mass"] = {name: round(value, _DIGITS) for name, value in data["mass"].items()}
         record["cost"] = cost
         record["stop_reason"], record["notice"] = result.stop_reason, result.notice

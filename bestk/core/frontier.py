@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-_WHOLES = ("token", "parent", "child", "depth", "step")  # child: which child of its parent
+WHOLES = ("token", "parent", "child", "depth", "step")  # child: which child of its parent
 _REALS = ("score", "log_prob", "last_log_prob")
 
 
@@ -33,7 +33,7 @@ class Nodes:
         """Put columns together by their names; all may have more axes than one."""
         return Nodes(
             is_open=is_open.flatten(1),
-            whole=torch.stack([columns[name] for name in _WHOLES], dim=1).flatten(2),
+            whole=torch.stack([columns[name] for name in WHOLES], dim=1).flatten(2),
             real=torch.stack([columns[name] for name in _REALS], dim=1).flatten(2),
         )
 
@@ -42,7 +42,7 @@ class Nodes:
         """Make columns with no node in them."""
         return Nodes(
             is_open=torch.zeros(batch, size, dtype=torch.bool, device=device),
-            whole=torch.zeros(batch, len(_WHOLES), size, dtype=torch.int64, device=device),
+            whole=torch.zeros(batch, len(WHOLES), size, dtype=torch.int64, device=device),
             real=torch.zeros(batch, len(_REALS), size, dtype=torch.float64, device=device),
         )
 
@@ -60,7 +60,7 @@ class Nodes:
         wide = index[:, None]
         return Nodes(
             is_open=self.is_open.gather(1, index),
-            whole=self.whole.gather(2, wide.expand(-1, len(_WHOLES), -1)),
+            whole=self.whole.gather(2, wide.expand(-1, len(WHOLES), -1)),
             real=self.real.gather(2, wide.expand(-1, len(_REALS), -1)),
         )
 
@@ -68,7 +68,7 @@ class Nodes:
         """Become these of other nodes, in the same memory."""
         wide = index[:, None]
         torch.gather(other.is_open, 1, index, out=self.is_open)
-        torch.gather(other.whole, 2, wide.expand(-1, len(_WHOLES), -1), out=self.whole)
+        torch.gather(other.whole, 2, wide.expand(-1, len(WHOLES), -1), out=self.whole)
         torch.gather(other.real, 2, wide.expand(-1, len(_REALS), -1), out=self.real)
 
     @property

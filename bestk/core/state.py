@@ -95,8 +95,8 @@ class SearchState:
             return
         assert plan.taken is not None
         assert plan.priority is not None
-        self.clock += self.is_active
         is_valid = plan.nodes.is_valid
+        self.clock += is_valid.any(dim=1)
         self.frontier.pop(is_valid)
         self.tree.mark(plan.taken.parent, plan.taken.child, State.EXPANDED, is_valid)
         self.tree.append(plan.nodes, plan.taken, plan.priority, self.clock)

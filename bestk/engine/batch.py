@@ -21,6 +21,7 @@ from bestk.core.policy import Plan, Shape
 from bestk.core.record import Finding, Standing, texts_of
 from bestk.engine.evaluator import Evaluator
 from bestk.engine.graphs import GraphRunner
+from bestk.engine.prefetch import Prefetch, is_ready, prefetch_of, rows_of_pass, with_room
 from bestk.engine.request import Request
 from bestk.engine.results import hypotheses_of, result_of
 from bestk.nodes import Children, Verdict
@@ -56,7 +57,7 @@ class Row:
 
     def result(self) -> SearchResult:
         """Return what was found so far as a result."""
-        return result_of(self.request, self.finding, time.monotonic() - self.begun)
+        return self.batch.result(self, self.finding, time.monotonic())
 
     @property
     def standing(self) -> Standing:
@@ -108,7 +109,10 @@ class Batch:
         )
         prompts = [request.ids for request in requests[:rows]]
         prompts += prompts[:1] * (rows - len(prompts))
-        self.session = backend.start(prompts, self.policy.spec, prompt_size)
+        ahead = rows_of_pass(first, self.policy, backend.capabilities)
+        spec = with_room(self.policy.spec, ahead)
+        self.session = backend.start(prompts, spec, prompt_size)
+        self.prefetch = prefetch_of(first, self.policy, self.session, spec)
         self.num_rows, self.prompt_size = rows, prompt_size
         is_static = self.policy.is_static and self.session.capabilities.static
         self.graphs = GraphRunner() if is_static and device.type == "cuda" else None
@@ -122,6 +126,7 @@ class Batch:
         self.rows: dict[int, Row] = {}
         self.arrivals: list[Request] = []
         self.calls, self.has_begun = 0, False
+        self.moved: set[int] | None = None  # who took a step at the last one; None: all
 
     @property
     def requests(self) -> list[Request]:
@@ -156,6 +161,7 @@ class Batch:
 
     def step(self) -> None:
         """Let arrivals begin, or take the next step of every search."""
+        self.moved = None
         late = [row.number for row in self.rows.values() if row.is_late]
         if late:
             self.policy.time_out(late)
@@ -167,6 +173,9 @@ class Batch:
             self.calls += 1
             if self.graphs is not None:
                 self._replay(self.graphs)
+                continue
+            if self.prefetch is not None:
+                self._step_ahead(self.prefetch)
                 continue
             plan = self.policy.next()
             found = self.session.evaluate(plan.nodes, whole=self.evaluator.needs_whole)
@@ -182,9 +191,14 @@ class Batch:
         findings = self.policy.findings([row.number for row in rows])
         finished = []
         for row, finding in zip(rows, findings, strict=True):
-            finished.append((row, finding, result_of(row.request, finding, now - row.begun)))
+            finished.append((row, finding, self.result(row, finding, now)))
             self._release(row)
         return finished
+
+    def result(self, row: Row, finding: Finding, now: float) -> SearchResult:
+        """Make a result of what a search has found."""
+        spent = None if self.prefetch is None else self.prefetch.spent(row.number)
+        return result_of(row.request, finding, now - row.begun, spent)
 
     def close(self) -> None:
         """Free the model's memory of all searches."""
@@ -221,7 +235,10 @@ class Batch:
             rows = torch.tensor(list(come), device=self.device)
             plan = self.policy.begin(rows, [_key(request) for request in come.values()])
             found = self.session.prefill(plan.nodes, prompts, whole=self.evaluator.needs_whole)
-            self.policy.step(plan, self.evaluator.children(plan.nodes, found))
+            children = self.evaluator.children(plan.nodes, found)
+            if self.prefetch is not None:
+                self.prefetch.begin(list(come), plan, children)
+            self.policy.step(plan, children)
         ends = self.calls + self.policy.most_steps
         self.rows |= {row: Row(self, one, row, now, ends) for row, one in come.items()}
         self.arrivals = []
@@ -234,6 +251,18 @@ class Batch:
         # A search that never runs short of nodes ends when its budget does: look then, not later.
         ahead = [row.most_calls - self.calls for row in self.rows.values()]
         return max(1, min([_LOOK_EVERY, *(left for left in ahead if left > 0)]))
+
+    def _step_ahead(self, prefetch: Prefetch) -> None:
+        """Take a step of every search that needs no pass, or make a pass, after which all do."""
+        plan = self.policy.next()
+        slots = prefetch.slots(plan)
+        if not is_ready(plan, slots).any():
+            asked = prefetch.choose(plan, slots)
+            found = self.session.evaluate(asked.nodes, whole=self.evaluator.needs_whole)
+            prefetch.keep(asked, self.evaluator.children(asked.nodes, found))
+            slots = prefetch.slots(plan)
+        self.moved = set(is_ready(plan, slots).nonzero()[0].tolist())
+        self.policy.step(*prefetch.commit(plan, slots))
 
     def _replay(self, graphs: GraphRunner) -> None:
         """Take a step by replaying it."""
@@ -283,6 +312,8 @@ class Batch:
         self.evaluator = self.evaluator.resized(self.policy, kept, count)
         self.session = old.resize(kept, count, prompt_size)
         old.close()
+        if self.prefetch is not None:
+            self.prefetch.resized(self.policy, kept, count)
         for number, row in enumerate(self.rows.values()):
             row.number = number
         self.rows = {row.number: row for row in self.rows.values()}

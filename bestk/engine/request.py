@@ -51,6 +51,7 @@ class Request:
     is_watched: bool = False  # whether every step is told
     keep_tree: bool = True
     max_seconds: float | None = None  # a limit beside the config's timeout
+    prefetch: int | None = None  # nodes of a pass, evaluated ahead of time; None: what pays
     submitted: float = field(default_factory=time.monotonic)
 
     @property
@@ -88,7 +89,8 @@ class Request:
             graph = evaluation if evaluation.is_static else None
             captured = (graph, evaluation.judges, len(self.barred))
         kind = backend.kind(self.ids, self.spec)
-        return id(backend), shape, self.method, kind, captured, is_named
+        ahead = self.prefetch, self.hooks.see_nodes
+        return id(backend), shape, self.method, kind, captured, is_named, ahead
 
     @property
     def signature(self) -> str:
@@ -144,6 +146,7 @@ def requests_of(
     items that are left out, for each prompt, or nothing at all.
     """
     hooks = hooks or Hooks()
+    _check_prefetch(options.get("prefetch"))
     barred = _barred(hooks, exclude, len(prompts))
     if hooks.allowed is not None:
         if method is not None:
@@ -210,3 +213,8 @@ def check(lm: LanguageModel, ids: Sequence[Any], config: SearchConfig) -> None:
             raise OptionError(f"stop_ids go from 0 to {size - 1}, got {token}")
     for prompt in ids:
         lm.check_length(prompt, config.max_new_tokens)
+
+
+def _check_prefetch(rows: Any) -> None:
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
+        raise OptionError(f"prefetch must be a number of nodes, 0 for none, got {rows!r}")

@@ -48,14 +48,20 @@ class LazyTexts(Mapping[int, str]):
         return len(self._texts)
 
 
-def result_of(request: Request, finding: Finding, seconds: float) -> SearchResult:
-    """Turn what was found into a result, whether or not the search has ended."""
+def result_of(
+    request: Request, finding: Finding, seconds: float, spent: tuple[int, int] | None = None
+) -> SearchResult:
+    """Turn what was found into a result, whether or not the search has ended.
+
+    `spent` are its passes and the nodes evaluated, where these are not its steps and expansions.
+    """
     raw = request.named(hypotheses_of(finding.texts, request.config, request.decode))
     rules = request.evaluation.constraints
     if rules is not None:  # what was cut off nobody has judged yet
         raw = [one for one in raw if one.is_complete or rules.is_fit(one.text)]
     merged = rank(merge(raw) if request.hooks.allowed is None else raw)
     record = finding.record if request.keep_tree else None
+    model_calls, evaluated = spent or (finding.steps, finding.expanded)
     notice: str | None = None
     token_texts: Mapping[int, str] = {}
     if finding.bound is not None:  # a search knows why there is nothing, and what its tree says
@@ -72,7 +78,13 @@ def result_of(request: Request, finding: Finding, seconds: float) -> SearchResul
         prompt=request.prompt,
         hypotheses=tuple(merged),
         mass=finding.mass,
-        cost=Cost(expanded=finding.expanded, model_calls=finding.steps, seconds=seconds),
+        cost=Cost(
+            expanded=finding.expanded,
+            steps=finding.steps,
+            model_calls=model_calls,
+            evaluated=evaluated,
+            seconds=seconds,
+        ),
         signature=request.signature,
         config=request.config,
         stop_reason=finding.stop_reason,

@@ -177,7 +177,8 @@ class Scheduler:
         """Tell what a step brought: results of searches that ended, steps of watched ones."""
         ended = batch.ended()
         watched = [row for row in batch.rows.values() if row.request.is_watched]
-        updates = [Update(request=row.request, row=row) for row in watched]
+        moved = range(batch.num_rows) if batch.moved is None else batch.moved
+        updates = [Update(request=one.request, row=one) for one in watched if one.number in moved]
         for row, finding, result in batch.finish(ended) if ended else ():
             self._partial.pop(row.request, None)
             broken = finding.broken_at >= 0

@@ -42,6 +42,12 @@ class Hooks:
     counted_length: int | None = None
     eos_ids: tuple[int, ...] | None = None
 
+    @property
+    def see_nodes(self) -> bool:
+        """Whether code of others is called with every node that is evaluated."""
+        given = self.logits_processor, self.stopping_criteria, self.constraints
+        return any(map(bool, given)) or self.prefix_allowed_tokens_fn is not None
+
     def __post_init__(self) -> None:
         for name in ("logits_processor", "stopping_criteria", "constraints"):
             value = getattr(self, name)

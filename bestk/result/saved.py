@@ -121,6 +121,11 @@ def read(cls: type[SearchResult], data: dict[str, Any] | str) -> SearchResult:
         raise SchemaError(f"a saved result lacks or spoils a field: {error}") from None
 
 
+def _read_cost(data: dict[str, Any]) -> Cost:
+    # Once a node was evaluated when it was popped, and a step was a pass.
+    return Cost(**{"steps": data["model_calls"], "evaluated": data["expanded"], **data})
+
+
 def _read_bound(data: dict[str, Any]) -> float | None:
     if "bound" not in data:
         return None
@@ -148,7 +153,7 @@ def _read(cls: type[SearchResult], data: dict[str, Any]) -> SearchResult:
             pruned_prob=data["pruned_by"]["min_prob"],
             pruned_frontier=data["pruned_by"]["max_frontier"],
         ),
-        cost=Cost(**data["cost"]),
+        cost=_read_cost(data["cost"]),
         signature=data["signature"],
         config=SearchConfig.of(data["config"]),
         stop_reason=data["stop_reason"],

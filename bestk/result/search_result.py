@@ -153,7 +153,7 @@ def not_started(prompt: Any, config: SearchConfig, model: str) -> SearchResult:
         prompt=prompt,
         hypotheses=(),
         mass=Mass(completed=0.0, frontier=1.0, pruned_prob=0.0, pruned_frontier=0.0, truncated=0.0),
-        cost=Cost(expanded=0, model_calls=0, seconds=0),
+        cost=Cost(expanded=0, steps=0, model_calls=0, evaluated=0, seconds=0),
         signature=signature(config, model),
         config=config,
         stop_reason="interrupted",

@@ -52,8 +52,12 @@ class Hypothesis:
 class Cost:
     """What a search spent."""
 
-    expanded: int
-    model_calls: int
+    expanded: int  # nodes of the tree
+    steps: int  # groups that were popped, and the prompt
+    # Passes, fewer than steps where nodes were evaluated before they were popped; and the nodes that
+    # the model ran on, of which some may never have been. Both depend on who shared the passes.
+    model_calls: int = field(compare=False)
+    evaluated: int = field(compare=False)
     # Of the batch that the search ran in; None where it was not kept.
     seconds: float | None = field(compare=False)
 

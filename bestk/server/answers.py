@@ -36,7 +36,9 @@ class CostAnswer(Answer):
     """What a search spent."""
 
     expanded: int
+    steps: int
     model_calls: int
+    evaluated: int
     seconds: float
 
 

@@ -259,7 +259,7 @@ def test_json_has_exactly_the_documented_keys(cli: Any, lm: bestk.LanguageModel)
     keys = ["text", "score", "log_prob", "num_tokens", "token_ids", "step"]
     assert [list(entry) for entry in data["hypotheses"]] == [keys] * 5
     assert list(data["mass"]) == ["completed", "frontier", "pruned", "truncated"]
-    assert list(data["cost"]) == ["expanded", "model_calls", "seconds"]
+    assert list(data["cost"]) == ["expanded", "steps", "model_calls", "evaluated", "seconds"]
     assert data["signature"].startswith("bestk|model:toy|k:2|b:2|T:4|")
     assert data["hypotheses"][0]["text"] == " blue sky"
     assert len(json.loads(cli("generate", *SMALL, "--json", "-n", "2", "x")[1])["hypotheses"]) == 2

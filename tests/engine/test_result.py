@@ -29,7 +29,7 @@ def test_keys_are_as_documented() -> None:
         data["hypotheses"][0]
     )
     assert list(data["mass"]) == ["completed", "frontier", "pruned", "truncated"]
-    assert list(data["cost"]) == ["expanded", "model_calls", "seconds"]
+    assert list(data["cost"]) == ["expanded", "steps", "model_calls", "evaluated", "seconds"]
     assert sum(data["mass"].values()) == pytest.approx(1, abs=1e-6)
     assert data["hypotheses"][0]["num_tokens"] == len(data["hypotheses"][0]["token_ids"])
 

@@ -292,8 +292,10 @@ def call(home: str, *arguments: str) -> Any:
 
 
 def _untimed(data: Any) -> Any:
-    """Leave out times, and settings that are as they would be anyway."""
+    """Leave out times, passes (steps are the search's own), settings that are as they would be."""
     if isinstance(data, dict):
+        if "evaluated" in data:
+            data = {"expanded": data["expanded"], "model_calls": data["steps"]}
         if "config" in data:
             given = {name: v for name, v in data["config"].items() if DEFAULTS[name] != v}
             data = data | {"config": given}

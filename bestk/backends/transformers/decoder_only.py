@@ -29,6 +29,9 @@ from bestk.nodes import BatchSpec, NodeBatch
 
 logger = logging.getLogger("bestk")
 
+# Rows that a CPU multiplies with weights in hardly more time than it takes to read them.
+RIDGE = 16
+
 
 class DecoderOnlyBackend(Backend):
     """Any `AutoModelForCausalLM`, on whatever device and in whatever dtype it was loaded.
@@ -42,7 +45,8 @@ class DecoderOnlyBackend(Backend):
         self.name = self.model.name
         self.vocab_size = self.model.vocab_size
         self.eos_ids = self.model.eos_ids
-        self.capabilities = Capabilities(resize=True, max_length=self.model.max_length)
+        ridge = RIDGE if self.device.type == "cpu" else 0
+        self.capabilities = Capabilities(resize=True, max_length=self.model.max_length, ridge=ridge)
         self._noticed: set[str] = set()
         self._tried: dict[Hashable, str | None] = {}
 
@@ -153,7 +157,10 @@ class TreeSession(Session):
         self.with_kernel = with_kernel
         is_static = with_kernel and model.is_static
         self.capabilities = Capabilities(
-            resize=not with_kernel, static=is_static, static_prefill=is_static
+            resize=not with_kernel,
+            static=is_static,
+            static_prefill=is_static,
+            ridge=RIDGE if model.device.type == "cpu" else 0,
         )
         lengths = [len(prompt) for prompt in prompts]
         size = max(*lengths, prompt_size)

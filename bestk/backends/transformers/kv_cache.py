@@ -68,7 +68,8 @@ class CacheLayout:
         if self.with_kernel:
             self.used = self.size
         elif nodes.slot.device.type == "cpu":
-            self.used = int(self.write.masked_fill(~nodes.is_valid, self.prompt_size - 1).max()) + 1
+            highest = nodes.path.masked_fill(~nodes.is_valid[..., None], 0).max()
+            self.used = int(self.place(highest.clamp(min=0))) + 1
         else:  # a bound that needs no answer from the device
             self.used = min(self.used + nodes.slot.shape[1], self.size - 1)
 
