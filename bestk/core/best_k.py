@@ -27,7 +27,6 @@ class BestK(Policy):
     """Which nodes come next, and what becomes of their children."""
 
     is_static = can_refill = True
-    pops_by_priority = True  # so what comes next can be guessed
 
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         self.config = config
@@ -39,7 +38,9 @@ class BestK(Policy):
         self.threshold = math.log(config.min_prob) if config.min_prob > 0 else -math.inf  # log γ
         # The kernels know these methods alone, not what a subclass makes of them.
         self.kernels = step_kernels(self) if type(self) is BestK else None
-        self.can_look_ahead = self.pops_by_priority and self.kernels is None
+        # Who steps in another way goes another way, or looks at tree slots.
+        own = type(self).next, type(self).step
+        self.can_look_ahead = own == (BestK.next, BestK.step) and self.kernels is None
 
     def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
         """Start these searches anew."""

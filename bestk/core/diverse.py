@@ -45,8 +45,6 @@ _LANE = 1e9  # puts lanes before all other open nodes, and reserves after them
 class Diverse(BestK):
     """Follows lanes to the end of their texts, and begins them where something new is likely."""
 
-    pops_by_priority = False
-
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         super().__init__(config, shape)
         batch, device = shape.batch, shape.device

@@ -56,6 +56,11 @@ class Evaluations:
         """Count the slots that hold nothing."""
         return int((self.home == FREE).sum())
 
+    @property
+    def deepest(self) -> int:
+        """Return the depth of the deepest evaluated node."""
+        return int(self.depth[self.home > FREE].max())
+
     def place(self, parent: np.ndarray, child: np.ndarray) -> Int[np.ndarray, " nodes"]:
         """Lay children of evaluated nodes out in free slots; until `keep` nothing holds them."""
         slot: Int[np.ndarray, " nodes"] = np.flatnonzero(self.home == FREE)[: len(parent)]

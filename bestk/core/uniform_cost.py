@@ -28,8 +28,6 @@ _WIDTHS = (8, 32)  # besides the widest: models like few shapes
 class UniformCost(BestK):
     """Proves n texts to be the best, n being `certify`, in few calls."""
 
-    pops_by_priority = False
-
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         super().__init__(config, shape)
         self.search.by_score = True

@@ -22,13 +22,14 @@ from bestk.core.evaluations import Evaluations
 from bestk.core.frontier import WHOLES
 from bestk.core.lookahead import Guess, OpenNodes, look_ahead
 from bestk.core.policy import Plan, Policy
+from bestk.core.tree import State
 from bestk.engine.request import Request
 from bestk.nodes import BatchSpec, Children, NodeBatch, Verdict
 
 # Evaluated nodes that may wait to be popped, for every row of a pass, if the budget is as large.
 SPARE = 16
-# What a pass costs on a CPU besides its nodes, in nodes.
-PASS = 18
+# What a pass costs on a CPU besides its nodes, in nodes; and passes beyond one for each level.
+PASS, _LEVELS = 24, 2
 
 
 def rows_of_pass(request: Request, policy: Policy, can: Capabilities) -> int:
@@ -165,17 +166,21 @@ class Prefetch:
         return known
 
     def _most(self, row: int, num_missing: int, waiting: int) -> int:
-        """Return how many nodes of a search the next pass may take, as far as that pays.
+        """Return how many nodes of a search the next pass may take: more than it must if that pays.
 
-        What was evaluated and not popped is a debt, which a pass that was saved pays back: it may
-        never be more than a pass costs. So a search that gains nothing loses next to nothing.
+        It pays late: a search needs a pass for every level of its tree, and then its other steps
+        come in bursts. So the steps that are left are weighed against the levels that are.
         """
         if self.is_asked:
             return self.rows
-        search, known, price = self.policy.search, self._of(row), PASS // waiting
-        saved = int(search.clock[row]) + 1 - known.passes
-        debt = known.rows - int(search.tree.count[row]) - price * saved
-        return min(self.rows // waiting, num_missing + max(0, price - debt))
+        search, known, width = self.policy.search, self._of(row), self.policy.spec.width
+        most, price = self.rows // waiting, PASS // waiting
+        left = -(-(self.policy.config.total_budget - int(search.tree.count[row])) // width)
+        ends = (search.tree.child_state[row] == State.COMPLETE).any(dim=1)
+        lengths = (search.tree.depth[row] + 1)[ends].tolist()
+        longest = max(lengths, default=self.spec.depth)  # while none has ended, any may be
+        levels = max(0, longest - known.deepest) + _LEVELS
+        return most if left * (price + width) > levels * (price + most) else num_missing
 
     def _guess(self, row: int, is_next: Bool[np.ndarray, " group"], most: int) -> Guess:
         """Guess which nodes a search wants, its next group first."""

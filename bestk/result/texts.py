@@ -54,8 +54,8 @@ class Cost:
 
     expanded: int  # nodes of the tree
     steps: int  # groups that were popped, and the prompt
-    # Passes, fewer than steps where nodes were evaluated before they were popped; and the nodes that
-    # the model ran on, of which some may never have been. Both depend on who shared the passes.
+    # Passes, fewer than steps where nodes were evaluated before they were popped; and how many
+    # nodes these evaluated, some of which were never popped. Both depend on who shared a pass.
     model_calls: int = field(compare=False)
     evaluated: int = field(compare=False)
     # Of the batch that the search ran in; None where it was not kept.
