@@ -21,7 +21,7 @@ from bestk.core.policy import Plan, Shape
 from bestk.core.record import Finding, Standing, texts_of
 from bestk.engine.evaluator import Evaluator
 from bestk.engine.graphs import GraphRunner
-from bestk.engine.prefetch import Prefetch, is_ready, prefetch_of, rows_of_pass, with_room
+from bestk.engine.prefetch import prefetch_of, rows_of_pass, with_room
 from bestk.engine.request import Request
 from bestk.engine.results import hypotheses_of, result_of
 from bestk.nodes import Children, Verdict
@@ -174,12 +174,16 @@ class Batch:
             if self.graphs is not None:
                 self._replay(self.graphs)
                 continue
-            if self.prefetch is not None:
-                self._step_ahead(self.prefetch)
-                continue
-            plan = self.policy.next()
-            found = self.session.evaluate(plan.nodes, whole=self.evaluator.needs_whole)
-            self.policy.step(plan, self.evaluator.children(plan.nodes, found))
+            plan, ahead, children = self.policy.next(), self.prefetch, None
+            nodes = plan.nodes if ahead is None else ahead.nodes(plan)
+            if nodes is not None:
+                found = self.session.evaluate(nodes, whole=self.evaluator.needs_whole)
+                children = self.evaluator.children(nodes, found)
+            if ahead is not None:
+                plan, children = ahead.step(plan, children)
+                self.moved = ahead.moved
+            assert children is not None
+            self.policy.step(plan, children)
 
     def ended(self) -> list[Row]:
         """Return the searches that are over."""
@@ -251,18 +255,6 @@ class Batch:
         # A search that never runs short of nodes ends when its budget does: look then, not later.
         ahead = [row.most_calls - self.calls for row in self.rows.values()]
         return max(1, min([_LOOK_EVERY, *(left for left in ahead if left > 0)]))
-
-    def _step_ahead(self, prefetch: Prefetch) -> None:
-        """Take a step of every search that needs no pass, or make a pass, after which all do."""
-        plan = self.policy.next()
-        slots = prefetch.slots(plan)
-        if not is_ready(plan, slots).any():
-            asked = prefetch.choose(plan, slots)
-            found = self.session.evaluate(asked.nodes, whole=self.evaluator.needs_whole)
-            prefetch.keep(asked, self.evaluator.children(asked.nodes, found))
-            slots = prefetch.slots(plan)
-        self.moved = set(is_ready(plan, slots).nonzero()[0].tolist())
-        self.policy.step(*prefetch.commit(plan, slots))
 
     def _replay(self, graphs: GraphRunner) -> None:
         """Take a step by replaying it."""

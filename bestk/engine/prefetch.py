@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
+from bestk.ahead.evaluations import Evaluations
+from bestk.ahead.lookahead import Guess, OpenNodes, look_ahead
 from bestk.backends.base import Capabilities, Session
 from bestk.core.best_k import BestK
-from bestk.core.evaluations import Evaluations
 from bestk.core.frontier import WHOLES
-from bestk.core.lookahead import Guess, OpenNodes, look_ahead
 from bestk.core.policy import Plan, Policy
 from bestk.core.tree import State
 from bestk.engine.request import Request
@@ -79,6 +79,8 @@ class Prefetch:
         self.policy, self.spec, self.rows, self.is_asked = policy, spec, rows, is_asked
         self.decay = policy.decay.numpy()
         self.known: list[Evaluations | None] = [None] * policy.search.shape.batch
+        self.moved: set[int] = set()  # who took the last step
+        self.asked: Pass
 
     def begin(self, rows: Sequence[int], plan: Plan, children: Children) -> None:
         """Keep what is known of the roots of searches that begin."""
@@ -103,6 +105,25 @@ class Prefetch:
             parent, child = plan.taken.parent[row].numpy(), plan.taken.child[row].numpy()
             slots[row, some] = self._of(row).slots(parent[some], child[some])
         return slots
+
+    def nodes(self, plan: Plan) -> NodeBatch | None:
+        """Return the nodes of a pass, which every search waits for; None if one can go on now."""
+        slots = self.slots(plan)
+        if is_ready(plan, slots).any():
+            return None
+        self.asked = self.choose(plan, slots)
+        return self.asked.nodes
+
+    def step(self, plan: Plan, children: Children | None) -> tuple[Plan, Children]:
+        """Return the step of the searches whose groups are known; the others wait.
+
+        `children` are those of the nodes of a pass, if there was one.
+        """
+        if children is not None:
+            self.keep(self.asked, children)
+        slots = self.slots(plan)
+        self.moved = set(np.flatnonzero(is_ready(plan, slots)).tolist())
+        return self.commit(plan, slots)
 
     def choose(self, plan: Plan, slots: Int[np.ndarray, "batch group"]) -> Pass:
         """Choose the nodes of a pass: those that are missing, and others that are worth a row."""
@@ -136,7 +157,7 @@ class Prefetch:
             self._of(row).keep(slot, **own)
 
     def commit(self, plan: Plan, slots: Int[np.ndarray, "batch group"]) -> tuple[Plan, Children]:
-        """Return the step of the searches whose groups are known; the others wait."""
+        """Put nodes that are known into the tree; return their step, and no other node's."""
         goes = is_ready(plan, slots)
         is_valid = plan.nodes.is_valid.numpy() & goes[:, None]
         slot = np.where(is_valid, plan.nodes.slot.numpy(), self.policy.search.tree.capacity)

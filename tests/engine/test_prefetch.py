@@ -22,9 +22,9 @@ from test_batching import assert_same
 from toys import table_lm
 
 import bestk
+from bestk.ahead.evaluations import Evaluations
+from bestk.ahead.lookahead import Guess, OpenNodes, Scratch
 from bestk.backends.toy import ToyBackend
-from bestk.core.evaluations import Evaluations
-from bestk.core.lookahead import Guess, OpenNodes, Scratch
 from bestk.engine import prefetch
 from bestk.engine.request import requests_of
 from bestk.engine.scheduler import Scheduler

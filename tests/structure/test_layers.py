@@ -20,7 +20,7 @@ ROOT = PACKAGE.parent
 LAYERS = [
     {"errors", "version", "kernels"},
     {"config", "settings", "durable", "nodes"},
-    {"core", "processors", "backends"},
+    {"core", "processors", "backends", "ahead"},
     {"lm", "constraints"},
     {"result"},
     {"engine", "rerank"},

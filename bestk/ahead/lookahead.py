@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from bestk.core.evaluations import READY, Evaluations
+from bestk.ahead.evaluations import READY, Evaluations
 
 
 class OpenNodes(NamedTuple):
