@@ -34,7 +34,7 @@ def main() -> None:
     arguments = parse()
     lm = bestk.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
     wish = "Write a sentence with these words: "
-    prompts = [lm.chat_prompt(wish + words) if arguments.chat else words for words in WORDS]
+    prompts = [wish + words if arguments.chat else words for words in WORDS]
     prompts = prompts[: arguments.prompts]
     bestk.search(lm, prompts[0], k=5, budget=20, max_new_tokens=5)  # warm-up
     print(f"{'k':>3} {'prefetch':>8} {'steps':>7} {'passes':>7} {'rows':>7} {'s':>7} ratio differ")
@@ -57,7 +57,14 @@ def compare(
         for name in arguments.prefetch:
             begun = clock()
             rows = None if name == "auto" else int(name)
-            found = bestk.search(lm, some, config, batch_size=arguments.batch, prefetch=rows)
+            found = bestk.search(
+                lm,
+                some,
+                config,
+                raw=not arguments.chat,
+                batch_size=arguments.batch,
+                prefetch=rows,
+            )
             seconds = clock() - begun
             trees = [facts(result) for result in found]
             first = first or trees
