@@ -20,7 +20,7 @@ const UNSET = { budget: "auto", max_children: "auto", k: "auto", beam_size: "aut
 const PICKS = {
   num_texts: {
     help: "How many answers there are to be, no two the same",
-    values: [[3, "3 answers"], [5, "5 answers"], [10, "10 answers"], [20, "20 answers"], [null, "All it finds"]],
+    values: [[3, "3"], [5, "5"], [10, "10"], [20, "20"], [null, "All it finds"]],
   },
   max_new_tokens: {
     help: "How long an answer may get; four pieces are about three words",
