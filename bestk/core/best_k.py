@@ -40,7 +40,8 @@ class BestK(Policy):
         self.kernels = step_kernels(self) if type(self) is BestK else None
         # Who steps in another way goes another way, or looks at tree slots.
         own = type(self).next, type(self).step
-        self.can_look_ahead = own == (BestK.next, BestK.step) and self.kernels is None
+        is_plain = own == (BestK.next, BestK.step) and self.kernels is None
+        self.can_look_ahead = is_plain and shape.device.type == "cpu"
 
     def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
         """Start these searches anew."""
