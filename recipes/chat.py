@@ -5,11 +5,32 @@
 There are no references: what is measured is how many different texts come, how many end by
 themselves, how likely the model finds them, and what a judge says that is not the model. Texts that
 were cut at the longest length are kept beside the complete ones.
+
+    python recipes/chat.py results/chat-64                # a table of ten texts of each method
+    python recipes/chat.py results/chat-64 --similarity   # alike to a sentence model?
+    python recipes/chat.py results/chat-64 --grammar-model smollm2-cola
+    python recipes/chat.py results/chat-64 --texts 10 --methods BKS_diverse Minp0.1:walk=distinct
+
+The ten are what the selector chooses of all texts, complete ones before cut ones. The last command
+prints them as Markdown, all of them, for the first prompts of the run.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bestk.rerank.ngrams import distinctness
+from bestk.rerank.select import diverse
 from bestk_eval.examples import Example
+from bestk_eval.metrics.grammar import Grammar
+from bestk_eval.statistics import estimate
+from bestk_eval.store import read_lines
 from bestk_eval.tasks import Task
 
 PROMPTS: dict[str, tuple[str, ...]] = {
@@ -84,3 +105,144 @@ TASK = Task(
     keeps_cut=True,
     examples=examples,
 )
+
+NUM_TEXTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ten:
+    """The texts of a method that a user is shown for one prompt."""
+
+    example: str
+    texts: tuple[str, ...]
+    is_complete: tuple[bool, ...]
+    per_token: tuple[float, ...]  # log-probability
+    expanded: int
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Ten:
+        """Choose them from a line of results."""
+        texts = [*record["texts"], *record["cut"]]
+        log_probs = [*record["log_probs"], *record["cut_log_probs"]]
+        lengths = [*record["lengths"], *record["cut_lengths"]]
+        complete = [True] * len(record["texts"]) + [False] * len(record["cut"])
+        places = diverse(texts, log_probs, NUM_TEXTS, is_complete=complete)
+        return cls(
+            example=record["example"],
+            texts=tuple(texts[place] for place in places),
+            is_complete=tuple(complete[place] for place in places),
+            per_token=tuple(log_probs[place] / max(lengths[place], 1) for place in places),
+            expanded=record["expanded"],
+        )
+
+    @property
+    def numbers(self) -> list[float]:
+        """Return how many differ and are complete, how different and how likely they are."""
+        return [
+            len(set(self.texts)),
+            sum(self.is_complete),
+            100 * sum(distinctness(self.texts)) / 3,
+            float(np.mean(self.per_token)) if self.per_token else float("nan"),
+        ]
+
+
+def tens(folder: Path, methods: Sequence[str] | None = None) -> dict[str, list[Ten]]:
+    """Return what a user is shown, by method, in the order of the run."""
+    found: dict[str, list[Ten]] = {}
+    for _, record in read_lines(folder / "results.jsonl"):
+        if not methods or record["method"] in methods:
+            found.setdefault(record["method"], []).append(Ten.of(record))
+    return found
+
+
+def similarity(ten: Ten) -> float:
+    """Return the mean cosine of the pairs, by a small sentence model."""
+    from bestk.rerank.embed import sentence_model
+
+    if len(ten.texts) < 2:
+        return float("nan")
+    vectors = np.array(sentence_model("minilm")(list(ten.texts)), dtype=np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return 100 * float((vectors @ vectors.T)[np.triu_indices(len(vectors), 1)].mean())
+
+
+def grammar(model: str) -> Callable[[Ten], float]:
+    """Return the mean probability of being acceptable of complete texts, by a CoLA model."""
+    judge, nothing = Grammar(model), Example(id="", input="", references=())
+
+    def score(ten: Ten) -> float:
+        complete = [
+            text for text, is_whole in zip(ten.texts, ten.is_complete, strict=True) if is_whole
+        ]
+        return float(np.mean(judge.score(complete, nothing))) if complete else float("nan")
+
+    return score
+
+
+def table(found: dict[str, list[Ten]], judges: dict[str, Callable[[Ten], float]]) -> str:
+    """Write a row for each method."""
+    heads = ["different", "complete", "D", "log p a token", *judges, "expansions"]
+    lines = ["|  | " + " | ".join(heads) + " |", "| :-- |" + " --: |" * len(heads)]
+    for method, rows in found.items():
+        numbers = [ten.numbers + [judge(ten) for judge in judges.values()] for ten in rows]
+        cells = [_cell(np.array(column)) for column in zip(*numbers, strict=True)]
+        expanded = sum(ten.expanded for ten in rows) / len(rows)
+        lines.append(f"| {method} | {' | '.join(cells)} | {expanded:.0f} |")
+    return "\n".join(lines)
+
+
+def _cell(values: Any) -> str:
+    found = estimate(values, len(values))
+    if found.low is None or found.high is None:
+        return "none"
+    digits = 2 if found.value < 0 else 1
+    return f"{found.value:.{digits}f}\N{PLUS-MINUS SIGN}{(found.high - found.low) / 2:.{digits}f}"
+
+
+def listing(found: dict[str, list[Ten]], most: int) -> str:
+    """Write all texts of the first prompts, method after method."""
+    prompts = {example.id: example.input for example in examples()}
+    lines: list[str] = []
+    for place in range(most):
+        shown = {method: rows[place] for method, rows in found.items()}
+        lines += ["", f"## {prompts[next(iter(shown.values())).example]}"]
+        for method, ten in shown.items():
+            lines += ["", f"`{method}`", ""]
+            marks = ["" if whole else " ✂" for whole in ten.is_complete]
+            lines += [
+                f"{number}. {_one_line(text)}{mark}"
+                for number, (text, mark) in enumerate(zip(ten.texts, marks, strict=True), 1)
+            ]
+    return "\n".join(lines).strip()
+
+
+def _one_line(text: str) -> str:
+    """Write a text as code on one line, a line's end as a sign."""
+    told = text.strip().replace("\n", "⏎")
+    fence = "``" if "`" in told else "`"
+    return f"{fence}{told}{fence}" if told else "(nothing)"
+
+
+def main() -> None:
+    """Print the table of a run, or its texts."""
+    parser = argparse.ArgumentParser(description="Ten texts of each method for prompts of a user.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--methods", nargs="*")
+    parser.add_argument("--texts", type=int, help="print those of so many prompts")
+    parser.add_argument("--similarity", action="store_true", help="cosine of a sentence model")
+    parser.add_argument("--grammar-model", help="CoLA classifier, for complete texts")
+    options = parser.parse_args()
+    found = tens(options.folder, options.methods)
+    if options.texts is not None:
+        print(listing(found, options.texts))
+        return
+    judges: dict[str, Callable[[Ten], float]] = {}
+    if options.similarity:
+        judges["alike"] = similarity
+    if options.grammar_model:
+        judges["GRM"] = grammar(options.grammar_model)
+    print(table(found, judges))
+
+
+if __name__ == "__main__":
+    main()

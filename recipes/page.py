@@ -1,4 +1,4 @@
-"""The tables of docs/results.md, made from the runs in results/.
+"""The tables of docs/results-full.md, made from the runs in results/.
 
     python recipes/page.py --data-dir data             # all of them: some minutes
     python recipes/page.py --data-dir data commongen   # one
@@ -28,7 +28,7 @@ from bestk_eval.plots import diversity_quality  # noqa: E402
 from bestk_eval.report import Report, make_report  # noqa: E402
 from results import CHOSEN, TRANSLATING  # noqa: E402
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results-full.md"
 IMAGES = ROOT / "docs" / "images"
 TEXTS = ("counts", "distinct", "rouge", "coverage")
 # WordNet, and a model that reads every text: minutes each.
@@ -130,7 +130,7 @@ BLOCKS: dict[str, Block] = {
 
 def main() -> None:
     """Make the tables that the command line names."""
-    parser = argparse.ArgumentParser(description="Fill in the tables of docs/results.md.")
+    parser = argparse.ArgumentParser(description="Fill in the tables of docs/results-full.md.")
     parser.add_argument("blocks", nargs="*", metavar="TABLE", help=", ".join(BLOCKS))
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--keep-scores", action="store_true", help="for later calls, in results/")

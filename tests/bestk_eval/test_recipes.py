@@ -37,6 +37,9 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "question",
         "page",
         "results",
+        "evidence",
+        "ten",
+        "chat",
     ):
         sys.modules.pop(name, None)
 
@@ -231,7 +234,7 @@ def test_runs_in_processes_of_their_own_fail_alone(tmp_path: Path) -> None:
 def test_the_tables_of_the_results_page_have_runs_and_places(training: Any) -> None:
     page: Any = importlib.import_module("page")
     results: Any = importlib.import_module("results")
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results-full.md").read_text(encoding="utf-8")
     for name, block in page.BLOCKS.items():
         assert set(block.runs) <= set(results.RUNS), f"{name} is made of no run of results.py"
         assert f"<!-- {name}: begin -->" in text
@@ -240,17 +243,17 @@ def test_the_tables_of_the_results_page_have_runs_and_places(training: Any) -> N
 
 def test_runs_that_are_put_away_hold_no_data(training: Any) -> None:
     results: Any = importlib.import_module("results")
+    evidence: Any = importlib.import_module("evidence")
     for folder in (ROOT / "results").iterdir():
-        assert folder.name in results.RUNS
+        run = results.RUNS.get(folder.name) or evidence.RUNS[folder.name.removeprefix("ten-")]
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-        run = results.RUNS[folder.name]
         assert (settings["source"], settings["split"]) == (run.task, run.split)
         assert (settings["model"], settings["examples"]) == (run.model, run.num_examples)
         kept = {"settings.json", "results.jsonl"}
         if settings["batch_size"] == 1:  # times of a batch say nothing of a prompt
             kept.add("times.jsonl")
         found = {path.name.removesuffix(".gz").removesuffix(".xz") for path in folder.iterdir()}
-        assert found - {"scores.json"} == kept
+        assert found - {"scores.json", "measured.json"} == kept
 
 
 def test_a_packed_run_has_the_lines_that_it_had(training: Any, tmp_path: Path) -> None:
@@ -261,3 +264,57 @@ def test_a_packed_run_has_the_lines_that_it_had(training: Any, tmp_path: Path) -
     results.pack(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"settings.json", "results.jsonl.xz"}
     assert [record for _, record in read_lines(tmp_path / "results.jsonl")] == [{"of": "results"}]
+
+
+@pytest.mark.parametrize("task", ["commongen", "squad", "scitldr"])
+def test_the_page_says_what_was_measured(training: Any, task: str) -> None:
+    ten: Any = importlib.import_module("ten")
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert f"python recipes/ten.py {task}" in text
+    assert ten.tables(ten.methods(ten.load(task)), ten.TASKS[task]) in text
+
+
+def test_what_was_measured_is_of_the_run_beside_it(training: Any) -> None:
+    ten: Any = importlib.import_module("ten")
+    for task in ten.TASKS:
+        measured = ten.load(task)
+        for _, record in read_lines(ten.place(task).parent / "results.jsonl"):
+            told = measured[record["method"]][record["example"]]
+            assert (told["texts"], told["expanded"]) == (len(record["texts"]), record["expanded"])
+
+
+def test_curves_are_read_at_an_equal_distinctness(training: Any) -> None:
+    ten: Any = importlib.import_module("ten")
+
+    def rows(shift: float) -> dict[str, Any]:
+        curve = [[10.0 * n, 50.0 - n + shift, 60.0 - n, 61.0] for n in range(5)]
+        return {
+            name: {"curve": curve, "texts": 12, "expanded": 9, "calls": 3} for name in ("a", "b")
+        }
+
+    found = ten.methods({ten.OURS: rows(1.0), "S:seed=0": rows(0.0), "S:seed=1": rows(2.0)})
+    assert list(found) == [ten.OURS, "S"], "seeds are one method"
+    assert found[ten.OURS].at(25.0).mean(axis=0).tolist() == [25.0, 48.5, 57.5, 61.0]
+    (row,) = ten.against(found[ten.OURS], [found["S"]], at_equal=True)
+    assert (row["at"], row["D"].difference, row["R"].difference) == (20.0, 0.0, 0.0)
+
+
+def test_a_user_is_shown_complete_texts_first(training: Any) -> None:
+    chat: Any = importlib.import_module("chat")
+    record = {
+        "example": "tagline-1", "expanded": 3, "texts": ["A cat sat."], "log_probs": [-4.0],
+        "lengths": [4], "cut": ["Dogs run and"], "cut_log_probs": [-3.0], "cut_lengths": [3],
+    }  # fmt: skip
+    ten = chat.Ten.of(record)
+    assert (ten.texts, ten.is_complete) == (("A cat sat.", "Dogs run and"), (True, False))
+    assert ten.numbers == pytest.approx([2, 1, 100 * (1 + 4 / 6 + 2 / 6) / 3, -1.0])
+    assert "| BS | 2.0" in chat.table({"BS": [ten]}, {})
+    listed = chat.listing({"BS": [ten]}, 1)
+    assert listed.endswith("1. `A cat sat.`\n2. `Dogs run and` ✂")
+
+
+def test_the_chat_texts_are_those_of_the_run(training: Any) -> None:
+    chat: Any = importlib.import_module("chat")
+    methods = ["BKS_diverse", "Minp0.1:walk=distinct"]
+    listed = chat.listing(chat.tens(ROOT / "results" / "chat-64", methods), 10)
+    assert listed in (ROOT / "docs" / "chat-texts.md").read_text(encoding="utf-8")
