@@ -7,10 +7,10 @@
 Of every pool the selector chooses ten at five values of `diversity`. That draws a curve for each
 method: distinctness (D), mean ROUGE (R), ROUGE of the best single text (O; OR is the paper's, the
 best of each measure), by example. As they come is the selector's default. At equal diversity both
-curves are read at one D, by straight lines between the points: ours at its default, or at the nearest D
-that the other reaches. Seeds of a sampler are averaged by example. Intervals are paired bootstraps
-over examples, p-values sign flips, corrected for the number of methods by Holm. What was measured
-lies beside the run, for every example.
+curves are read at one D, by straight lines between the points: ours at its default, or at the
+nearest D that the other reaches. Seeds of a sampler are averaged by example. Intervals are paired
+bootstraps over examples, p-values sign flips, corrected for the number of methods by Holm. What
+was measured lies beside the run, for every example.
 """
 
 from __future__ import annotations
