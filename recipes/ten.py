@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from bestk.config import DIVERSITY
 from bestk.rerank.ngrams import distinctness
-from bestk.rerank.select import DIVERSITY, diverse
+from bestk.rerank.select import diverse
 from bestk_eval.examples import Pool
 from bestk_eval.loading import load_runs
 from bestk_eval.metrics.rouge import Rouge
