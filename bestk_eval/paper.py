@@ -111,6 +111,8 @@ def best_k_rows(board: Board) -> Mapping[str, SearchConfig]:
         if method.base.startswith("BKS"):
             config = config_of(board, method)
             scoring = method.base.removeprefix("BKS").removeprefix("_")
+            if scoring not in ("", "mean", "last"):
+                continue
             found[row] = SearchConfig.of({"scoring": scoring}, config) if scoring else config
     return found
 

@@ -186,9 +186,10 @@ def method_of(method: str | AnyMethod) -> AnyMethod:
     if match is None:
         return _not_found(method)
     try:
-        return _FAMILIES[match[1]](float(match[2]))
-    except ValueError as error:
-        raise OptionError(f"method {method!r} needs another number: {error}") from None
+        number = float(match[2])
+    except ValueError:
+        raise OptionError(f"method {method!r} needs a number such as 0.5") from None
+    return _FAMILIES[match[1]](number)
 
 
 def check_method(method: str | AnyMethod, config: SearchConfig) -> None:

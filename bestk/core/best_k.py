@@ -121,7 +121,7 @@ class BestK(Policy):
     def priority(self, pool: Nodes, clock: Int[Tensor, " batch"]) -> Float[Tensor, "batch pool"]:
         """Rank open nodes at a time: score less decay(n.time, t)."""
         age = (clock[:, None] - pool.step).clamp(0, len(self.decay) - 1)
-        return pool.score + self.config.depth_bonus * pool.depth - self.decay[age]
+        return pool.score + self.config.depth_bonus * pool.depth.double() - self.decay[age]
 
     def drop_below(self, pool: Nodes, margin: float) -> None:
         """Drop the nodes whose score is more than ε below the k-th best of a pool."""

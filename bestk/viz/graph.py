@@ -117,6 +117,7 @@ def _nodes(result: SearchResult, told: Replay) -> list[Node]:
     scores, states = record.child_score.tolist(), record.child_state.tolist()
     owners, expanded_at = record.child_parent.tolist(), record.expanded_at.tolist()
     priorities = record.priority.tolist()
+    bonus = result.config.depth_bonus
     for number, (entry, parent) in enumerate(zip(entries, parents, strict=True), start=1):
         owner, slot = owners[entry], slots[number]
         state = STATES[State(states[entry])]
@@ -130,7 +131,7 @@ def _nodes(result: SearchResult, told: Replay) -> list[Node]:
                 "depth": depths[owner] + 1,
                 "probability": math.exp(last[entry]),
                 "log_prob": totals[owner] + last[entry],
-                "score": scores[entry],
+                "score": scores[entry] + bonus * (depths[owner] + 1),
                 "state": state,
                 "found": found[number],
                 "expanded": expanded_at[slot] if slot >= 0 else None,

@@ -85,10 +85,10 @@ def _moments(
     was_open = np.isin(state, [State.OPEN, State.EXPANDED, State.DROPPED])
     expanded_at = np.where(slot >= 0, _column(record.expanded_at)[slot], -1)
     depth = np.concatenate([[0], _column(record.depth)[_column(record.child_parent)[entry]] + 1])
-    score = score + config.depth_bonus * depth
+    own, score = score, score + config.depth_bonus * depth
     num_steps = int(_column(record.expanded_at).max()) + 1
     decays = np.array(decay_by_age(config, num_steps))
-    is_known = config.is_plain
+    is_known = (config.policy, config.sample) == ("best-k", None)
     was_open &= is_known | (state != int(State.DROPPED))
     pruned_at = np.full(len(found), -1, dtype=np.int64)
     frontier = np.zeros(1, dtype=np.int64)  # the root, about to be expanded
@@ -110,6 +110,10 @@ def _moments(
             )
         left = frontier[~np.isin(frontier, group)]
         pool = np.sort(np.concatenate([left, fresh[fresh > 0]]))
+        if is_known and config.prune_margin is not None and len(pool) >= config.k:
+            least = np.sort(own[pool])[-config.k] - config.prune_margin
+            pruned_at[pool[own[pool] < least]] = step
+            pool = pool[own[pool] >= least]
         priority = score[pool] - decays[step + 1 - found[pool]]
         order = np.argsort(-priority, kind="stable")
         if is_known:

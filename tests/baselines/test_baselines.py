@@ -485,7 +485,7 @@ def test_names_are_found_in_any_case_with_any_number() -> None:
     [
         (lambda lm: run_method(lm, [1], "BKS_men"), "did you mean 'BKS_mean'"),
         (lambda lm: run_method(lm, [1], "Ncls1.5"), "at most 1, got 1.5"),
-        (lambda lm: run_method(lm, [1], "Ncls0..5"), "probability mass"),
+        (lambda lm: run_method(lm, [1], "Ncls0..5"), "a number such as 0.5"),
         (lambda lm: run_method(lm, [1], "DBS", beam_size=7), "multiple of num_groups=5"),
         (lambda lm: run_method(lm, [1], "BS", num_draws=3), "num_draws is for samplers"),
         (lambda lm: run_method(lm, [1], "BS", top_k=1), "beam search takes no top_k"),

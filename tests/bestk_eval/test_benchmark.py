@@ -55,8 +55,12 @@ def test_every_method_does_the_whole_work(report: BenchReport) -> None:
         assert row(report, name).expanded == BUDGET, f"{name} must spend its budget"
     # Our beam search reads the prompt once, not once a beam.
     assert row(report, "our beam search").expanded == (1 + 5 * 3) * 2
-    # The prompt's call, then 17 nodes by two or by four.
-    assert [row.model_calls for row in report.rows] == [1 + 9, 1 + 5, 6, 6, 6]
+    # The prompt's call, then 17 nodes by two or by four, or fewer passes where nodes are evaluated
+    # ahead of time; no text is read in fewer passes than it has tokens.
+    calls = [row.model_calls for row in report.rows]
+    assert calls[2:] == [6, 6, 6]
+    assert 6 <= calls[0] <= 1 + 9
+    assert 6 <= calls[1] <= 1 + 5
 
 
 def test_what_follows_from_the_measurements(report: BenchReport) -> None:
@@ -77,7 +81,7 @@ def test_memory_is_a_slot_per_node_against_a_row_per_beam(report: BenchReport) -
     place = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, float32
     for k in SMALL.ks:
         held = row(report, f"best-k, k={k}").memory_bytes
-        assert held == 2 * place * (8 + 17 + 1), "prompt, expanded nodes but the root, scratch"
+        assert held == 2 * place * (8 + 2 * 18), "prompt, nodes, as many ahead of time, scratch"
     assert row(report, BEAM).memory_bytes == 6 * place * (8 + 5), "the last token is never read"
 
 

@@ -373,26 +373,3 @@ def test_search_sees_the_decoders_prompt() -> None:
     assert result.hypotheses
     for hypothesis in result.hypotheses:
         assert not set(hypothesis.token_ids) & (set(source) - {EOS})
-
-
-def test_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from test_drop_in import blocks_of_page
-
-    class Tokenizer:
-        def __call__(self, texts: list[str], **_: Any) -> dict[str, torch.Tensor]:
-            assert len(texts) == len(SOURCES)
-            return {"input_ids": SOURCES, "attention_mask": MASK}
-
-        def batch_decode(self, rows: torch.Tensor, skip_special_tokens: bool) -> list[str]:
-            return [" ".join(map(str, row)) for row in rows.tolist()]
-
-    model = tiny("bart")
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: Tokenizer())
-    monkeypatch.setattr("transformers.AutoModelForSeq2SeqLM.from_pretrained", lambda _: model)
-    before, after = blocks_of_page()["An encoder-decoder"]
-    scope: dict[str, Any] = {}
-    exec(before, scope)
-    assert len(scope["summaries"]) == 20
-    exec(after, scope)
-    assert len(scope["summaries"]) == 20
-    assert scope["output"][0, 0] == EOS

@@ -21,7 +21,7 @@ NAME = "smollm2-135m-instruct"
 
 # Converts with stand-ins for the two heavy objects, which write their files slowly.
 SCRIPT = """
-import os, sys, time, types
+import contextlib, os, sys, time, types
 from pathlib import Path
 from bestk.lm import loading
 
@@ -45,6 +45,7 @@ fake.AutoModelForCausalLM = Slow("config.json", "model.safetensors")
 fake.AutoTokenizer = Slow("tokenizer.json")
 fake.GgufConfig = lambda **options: None
 sys.modules["transformers"] = fake
+loading.without_bars = contextlib.nullcontext
 convert = loading._convert
 def counted(*arguments):
     print("converts", flush=True)

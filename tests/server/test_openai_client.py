@@ -317,9 +317,9 @@ def test_the_embedded_model(smollm2: bestk.LanguageModel) -> None:
         chat = client.chat.completions.create(
             model="smollm2", messages=messages, n=20, max_tokens=8, extra_body={"stop": "."}
         )
-        told = bestk.search(smollm2, messages, max_new_tokens=8, stop=".")
+        told = bestk.search(smollm2, messages, max_new_tokens=8, stop=".", num_texts=20)
         complete = [c.message.content for c in chat.choices if c.finish_reason == "stop"]
-        assert complete == told.texts[:20]
+        assert complete == [h.text for h in told.hypotheses if h.is_complete]
         assert len(chat.choices) == 20
         schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
         form: Any = {"type": "json_schema", "json_schema": {"name": "age", "schema": schema}}

@@ -67,7 +67,7 @@ def test_the_defaults_are_safe(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("BESTK_TOKEN", "from the environment\n")
     assert cli("serve")[0] == 0
     (options,) = given
-    assert options == ServeOptions(limits=Limits(), rerankers=[], cors_origins=[])
+    assert options == ServeOptions(limits=Limits(), rerankers=[], cors_origins=[], tries=[])
     assert options.host == "127.0.0.1"
     assert options.access.token == "from the environment"
     assert options.access.hosts == LOOPBACK

@@ -461,7 +461,7 @@ def test_the_command_line_searches_a_server(cli: Any, stack: ExitStack) -> None:
     compared = ("compare", "--raw", "--model", url, "--methods", "BS,BKS_mean")
     code, out, err = cli(*compared, *arguments, "w1")
     assert code == 0, err
-    assert "BS" in out
+    assert "Beam search" in out
 
 
 def test_the_command_line_takes_engine_options(cli: Any, stack: ExitStack) -> None:
