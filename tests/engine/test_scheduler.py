@@ -111,7 +111,7 @@ def test_batch_size_and_order_change_nothing(model: Any, batch_size: int | str) 
     for number, result in zip(order, together, strict=True):
         assert_same(result, alone[number])
         assert result.stop_reason == alone[number].stop_reason
-        assert result.cost.model_calls == alone[number].cost.model_calls
+        assert result.cost.steps == alone[number].cost.steps
 
 
 class TestRefilling:

@@ -38,7 +38,7 @@ def test_the_cache_is_what_a_session_allocates(
         allocated.append(layer.keys.nbytes + layer.values.nbytes)
 
     monkeypatch.setattr(TreeLayer, "lazy_initialization", counted)
-    result = bestk.search(lm, PROMPT, **options, **FULL)
+    result = bestk.search(lm, PROMPT, prefetch=0, **options, **FULL)
     size = size_of(lm, prompt_tokens=len(PROMPT), **options)
     assert sum(allocated) == size.cache_bytes, "P + C slots, one for every expanded node"
     assert size.slots == 7 + 24

@@ -15,6 +15,7 @@ from bestk.backends.transformers.cpu_linear import MOST_ROWS, SmallProducts, is_
 @pytest.fixture(autouse=True)
 def amd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_linear, "is_by_amd", lambda: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 def model() -> nn.Sequential:
@@ -38,6 +39,14 @@ def test_many_rows_are_multiplied_as_usual() -> None:
     for rows in (MOST_ROWS, MOST_ROWS + 1):
         with SmallProducts(plain).applied(rows):
             assert ("forward" in plain[0].__dict__) == (rows == MOST_ROWS)
+
+
+def test_one_thread_gains_with_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    plain = model()
+    for rows in (8, 9):
+        with SmallProducts(plain).applied(rows):
+            assert ("forward" in plain[0].__dict__) == (rows == 8)
 
 
 def test_other_dtypes_stay_as_they_are() -> None:
