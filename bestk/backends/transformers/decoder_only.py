@@ -45,7 +45,8 @@ class DecoderOnlyBackend(Backend):
         self.name = self.model.name
         self.vocab_size = self.model.vocab_size
         self.eos_ids = self.model.eos_ids
-        ridge = RIDGE if self.device.type == "cpu" else 0
+        is_on_cpu = {weight.device.type for weight in model.parameters()} == {"cpu"}
+        ridge = RIDGE if is_on_cpu else 0
         self.capabilities = Capabilities(resize=True, max_length=self.model.max_length, ridge=ridge)
         self._noticed: set[str] = set()
         self._tried: dict[Hashable, str | None] = {}
