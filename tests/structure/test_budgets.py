@@ -18,8 +18,8 @@ MODULES = sorted([*PACKAGE.rglob("*.py"), *EVAL.rglob("*.py")])
 
 # What was reached. The aim is 20,500 and 4,200, and 2,500 for the search and its engine: by less
 # that is written twice, never by fewer docstrings, blank lines or shapes.
-MOST_LINES = {"bestk": 32_000, "bestk_eval": 6_500}
-MOST_IN_CORE_AND_ENGINE = 4_000  # kernels aside
+MOST_LINES = {"bestk": 29_850, "bestk_eval": 4_950}
+MOST_IN_CORE_AND_ENGINE = 4_150  # kernels aside
 MOST_IN_A_MODULE = 400
 MOST_AT_THE_TOP = 12
 MOST_SAID = 20  # docstrings that begin with "Say"
@@ -45,7 +45,7 @@ def test_lines(name: str) -> None:
 
 
 def test_lines_of_the_search_and_its_engine() -> None:
-    rooms = [PACKAGE / "core", PACKAGE / "engine"]
+    rooms = [PACKAGE / "core", PACKAGE / "engine", PACKAGE / "ahead"]
     kernels = [PACKAGE / name for name in KERNELS]
     assert all(path.exists() for path in kernels)
     counted = [
