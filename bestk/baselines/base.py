@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from bestk.config import SearchConfig
+from bestk.core.frontier import Nodes
 from bestk.core.mass import Mass
 from bestk.core.policy import Plan, Policy, Shape
 from bestk.core.record import Found
 from bestk.core.tree import Tree
 from bestk.errors import ModelError, OptionError
 from bestk.nodes import BatchSpec, Children, NodeBatch
+
+
+class Step(NamedTuple):
+    """A token that a text goes on with: what is asked of the model next."""
+
+    token: int
+    parent: int  # the slot of the text before it
+    depth: int
+    step: int
+    log_prob: float  # of the text
+    last_log_prob: float  # of the token
 
 
 class TreePolicy(Policy):
@@ -40,6 +53,30 @@ class TreePolicy(Policy):
         self.keys = list(keys)
         nodes = self.tree.roots(rows)
         return Plan(nodes, torch.zeros_like(nodes.depth, dtype=torch.float64), is_begin=True)
+
+    def plan(self, rows: Sequence[Sequence[Step]]) -> Plan:
+        """Plan the next steps of all searches, which are of unequal number."""
+        width = max(1, max(map(len, rows)))
+        none = Step(0, 0, 0, 0, 0.0, 0.0)
+        padded = [[*row, *[none] * (width - len(row))] for row in rows]
+        device = self.shape.device
+        whole = torch.tensor([[one[:4] for one in row] for row in padded], device=device)
+        real = torch.tensor([[one[4:] for one in row] for row in padded], dtype=torch.float64)
+        token, parent, depth, step = whole.unbind(-1)
+        log_prob, last_log_prob = real.to(device).unbind(-1)
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        nodes = Nodes.of(
+            is_open=torch.arange(width, device=device) < lengths[:, None],
+            token=token,
+            parent=parent,
+            child=torch.zeros_like(token),
+            depth=depth,
+            step=step,
+            score=log_prob,
+            log_prob=log_prob,
+            last_log_prob=last_log_prob,
+        )
+        return Plan(self.tree.place(nodes), log_prob, taken=nodes, priority=log_prob)
 
     def take(self, plan: Plan) -> None:
         """Put planned nodes into the tree."""

@@ -19,11 +19,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bestk.baselines.base import TreePolicy, check_finite, check_plain, mass_of, shared
+from bestk.baselines.base import Step, TreePolicy, check_finite, check_plain, mass_of, shared
 from bestk.baselines.filters import Epsilon, Filter, listed
 from bestk.baselines.walks import WALKS, WalkPolicy
 from bestk.config import SearchConfig
-from bestk.core.frontier import Nodes
 from bestk.core.noise import invert
 from bestk.core.policy import Plan, Policy, Shape
 from bestk.core.record import Finding, Found
@@ -99,6 +98,11 @@ class Draw:
     step: int = 0
     is_complete: bool = False
 
+    def newest(self) -> Step:
+        """Return its newest token, as what is asked of the model next."""
+        total, last = sum(self.log_probs), self.log_probs[-1]
+        return Step(self.tokens[-1], self.slot, len(self.tokens), self.step, total, last)
+
 
 class Draws:
     """All draws of one prompt, in order, and which of them its budget pays for."""
@@ -173,30 +177,7 @@ class SamplingPolicy(TreePolicy):
 
     def next(self) -> Plan:
         """Plan the newest token of every draw, in as many places as draws are under way."""
-        width = max(len(row.under_way) for row in self.rows)
-        whole: list[list[tuple[int, int, int, int, bool]]] = []
-        real: list[list[tuple[float, float]]] = []
-        for row in self.rows:
-            draws, empty = row.under_way, width - len(row.under_way)
-            whole.append([(d.tokens[-1], d.slot, len(d.tokens), d.step, True) for d in draws])
-            whole[-1] += [(0, 0, 0, 0, False)] * empty
-            real.append([(sum(d.log_probs), d.log_probs[-1]) for d in draws])
-            real[-1] += [(0.0, 0.0)] * empty
-        device = self.shape.device
-        token, parent, depth, step, is_valid = torch.tensor(whole, device=device).unbind(-1)
-        log_prob, last_log_prob = torch.tensor(real, dtype=torch.float64, device=device).unbind(-1)
-        nodes = Nodes.of(
-            is_open=is_valid.bool(),
-            token=token,
-            parent=parent,
-            child=torch.zeros_like(token),
-            depth=depth,
-            step=step,
-            score=log_prob,
-            log_prob=log_prob,
-            last_log_prob=last_log_prob,
-        )
-        return Plan(self.tree.place(nodes), log_prob, taken=nodes, priority=log_prob)
+        return self.plan([[draw.newest() for draw in row.under_way] for row in self.rows])
 
     def step(self, plan: Plan, children: Children) -> None:
         """Draw one token for every draw under way, and start others where there is room."""

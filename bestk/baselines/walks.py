@@ -23,10 +23,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bestk.baselines.base import TreePolicy, check_finite, mass_of
+from bestk.baselines.base import Step, TreePolicy, check_finite, mass_of
 from bestk.baselines.filters import Filter
 from bestk.config import SearchConfig
-from bestk.core.frontier import Nodes
 from bestk.core.policy import Plan, Shape
 from bestk.core.record import Finding, Found
 from bestk.nodes import BatchSpec, Children
@@ -81,6 +80,12 @@ class Node:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+    def step(self, clock: int) -> Step:
+        """Return what is asked of the model to know what follows."""
+        total = sum(node.log_prob for node in self.path())
+        parent = self.parent.slot if self.parent else 0
+        return Step(self.token, parent, self.depth, clock, total, self.log_prob)
 
 
 @dataclass(eq=False)
@@ -213,32 +218,13 @@ class WalkPolicy(TreePolicy):
 
     def next(self) -> Plan:
         """Plan the nodes that walks wait for."""
-        plans = [row.plan() for row in self.rows]
-        width = max(1, max(map(len, plans)))
-        whole, real = [], []
-        for planned in plans:
-            empty = width - len(planned)
-            parents = [node.parent.slot if node.parent else 0 for node in planned]
-            told = [(n.token, p, n.depth, True) for n, p in zip(planned, parents, strict=True)]
-            whole.append(told + [(0, 0, 0, False)] * empty)
-            sums = [sum(one.log_prob for one in node.path()) for node in planned]
-            lasts = [node.log_prob for node in planned]
-            real.append([*zip(sums, lasts, strict=True), *[(0.0, 0.0)] * empty])
-        device = self.shape.device
-        token, parent, depth, is_valid = torch.tensor(whole, device=device).unbind(-1)
-        log_prob, last_log_prob = torch.tensor(real, dtype=torch.float64, device=device).unbind(-1)
-        nodes = Nodes.of(
-            is_open=is_valid.bool(),
-            token=token,
-            parent=parent,
-            child=torch.zeros_like(token),
-            depth=depth,
-            step=self.clock[:, None].expand_as(token),
-            score=log_prob,
-            log_prob=log_prob,
-            last_log_prob=last_log_prob,
+        clocks = self.clock.tolist()
+        return self.plan(
+            [
+                [node.step(clock) for node in row.plan()]
+                for row, clock in zip(self.rows, clocks, strict=True)
+            ]
         )
-        return Plan(self.tree.place(nodes), log_prob, taken=nodes, priority=log_prob)
 
     def step(self, plan: Plan, children: Children) -> None:
         """Learn what follows the planned nodes, and let all walks go on until they wait."""

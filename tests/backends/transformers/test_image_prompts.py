@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tiny_vision
 import torch
+from joining import joined_late
 from tiny_vision import FAMILIES, chat, data_url, image, made
 
 import bestk
@@ -21,7 +22,6 @@ from bestk.backends.transformers.model import ModelInfo
 from bestk.backends.transformers.recompute import RecomputeSession
 from bestk.batch import run_batch
 from bestk.engine.request import requests_of
-from bestk.engine.scheduler import Scheduler
 from bestk.errors import OptionError
 from bestk.nodes import BatchSpec
 
@@ -206,18 +206,7 @@ def _driven(driver: str, lm: Any, prompts: list[Any], folder: Path) -> list[Any]
     if driver == "batch job":
         return _job(lm, prompts, folder)
     # Text first; who joins has a longer prompt, and images: the batch is made over twice.
-    waiting = list(zip((0, 2, 3), requests_of(lm, prompts, config), strict=True))
-    scheduler, found, time = Scheduler(3, serves=True), {}, 0
-    while waiting or scheduler.has_work:
-        for joined in [one for one in waiting if one[0] <= time]:
-            scheduler.add(joined[1])
-            waiting.remove(joined)
-        for update in scheduler.step():
-            assert update.error is None, update.error
-            if update.result is not None:
-                found[update.request.number] = update.result
-        time += 1
-    return [found[number] for number in range(len(prompts))]
+    return joined_late(requests_of(lm, prompts, config), (0, 2, 3))
 
 
 def _job(lm: Any, prompts: list[Any], folder: Path) -> list[Any]:

@@ -17,6 +17,7 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from joining import joined_late
 
 import bestk
 from bestk.api import Run
@@ -25,7 +26,6 @@ from bestk.backends.transformers.probe import trial_obstacle
 from bestk.batch.rows import RawRow
 from bestk.batch.window import JobConfig, search_window
 from bestk.engine.request import requests_of
-from bestk.engine.scheduler import Scheduler
 
 LIMIT = 12  # of whatever a model has
 _LONG = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": LIMIT}
@@ -145,18 +145,7 @@ def searched(
         rows = [RawRow(line, {"token_ids": prompt}) for line, prompt in enumerate(prompts, 1)]
         lines = search_window(lm, wanted, 2, rows, False).results.splitlines()
         return [bestk.SearchResult.from_json(json.loads(line)["result"]) for line in lines]
-    waiting = list(zip(joins, requests_of(lm, prompts, bestk.SearchConfig(**options)), strict=True))
-    scheduler, found, time = Scheduler(3, serves=True), {}, 0
-    while waiting or scheduler.has_work:
-        for joined in [one for one in waiting if one[0] <= time]:
-            scheduler.add(joined[1])
-            waiting.remove(joined)
-        for update in scheduler.step():
-            assert update.error is None, update.error
-            if update.result is not None:
-                found[update.request.number] = update.result
-        time += 1
-    return [found[number] for number in range(len(prompts))]
+    return joined_late(requests_of(lm, prompts, bestk.SearchConfig(**options)), joins)
 
 
 @st.composite
