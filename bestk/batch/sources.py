@@ -6,13 +6,9 @@ size takes the memory of a window. Knows places in files; what is in a row is in
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import datetime
-import decimal
 import gzip
 import io
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +26,6 @@ SUFFIXES = {
     ".parquet": "parquet",
 }
 _BLOCK = 1 << 20
-_PARQUET_ROWS = 1024  # decoded at a time
 
 
 @dataclass(frozen=True)
@@ -192,52 +187,6 @@ class GzipLines(JsonLines):
             yield io.BufferedReader(file, _BLOCK)
 
 
-class Parquet(Source):
-    """A row in every row, row group after row group."""
-
-    def __init__(self, path: AnyFile) -> None:
-        super().__init__(path)
-        arrow = parquet_library()
-        try:
-            with path.open("rb") as file:
-                self.metadata = arrow.read_metadata(file)
-        except Exception as error:  # pyarrow has errors of many kinds for it
-            raise SchemaError(f"{path} is no Parquet file: {error}") from None
-
-    def rows(self, start: Offset) -> Iterator[tuple[RawRow, Offset]]:
-        line = start.line
-        for first, batch in self.batches(line):
-            for content in batch.slice(max(line - first, 0)).to_pylist():
-                line += 1
-                yield RawRow(line, plain(content)), Offset(line)
-
-    def batches(self, start: int, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-        """Yield record batches with the number of their first row, from the one with `start` on."""
-        sizes = [self.metadata.row_group(i).num_rows for i in range(self.metadata.num_row_groups)]
-        group = first = 0
-        while group < len(sizes) and first + sizes[group] <= start:
-            first += sizes[group]
-            group += 1
-        with self.path.open("rb") as file:
-            opened = parquet_library().ParquetFile(file)
-            wanted = list(range(group, len(sizes)))
-            for batch in opened.iter_batches(
-                _PARQUET_ROWS, row_groups=wanted, columns=columns, use_threads=False
-            ):
-                if first + batch.num_rows > start:
-                    yield first, batch
-                first += batch.num_rows
-
-    def count(self) -> int:
-        return int(self.metadata.num_rows)
-
-    def place_of(self, line: int) -> Offset:
-        return Offset(min(line, self.count()))
-
-    def share_of(self, place: Offset) -> float | None:
-        return place.line / max(self.count(), 1)
-
-
 def format_of(path: AnyFile) -> str:
     """Tell the format of a file by its name."""
     for suffix, kind in SUFFIXES.items():
@@ -251,30 +200,16 @@ def open_source(path: AnyFile) -> Source:
     kind = format_of(path)
     if not path.is_file():
         raise OptionError(f"{path} is not there: give a file with rows")
-    return {"jsonl": JsonLines, "gzip": GzipLines, "parquet": Parquet}[kind](path)
+    if kind == "parquet":
+        found: Source = parquet().Parquet(path)
+        return found
+    return (JsonLines if kind == "jsonl" else GzipLines)(path)
 
 
-def parquet_library() -> Any:
+def parquet() -> Any:
     """Import what reads and writes Parquet."""
     try:
-        import pyarrow.parquet
+        from bestk.batch import parquet
     except ImportError:
         raise MissingExtraError("Parquet needs pyarrow: pip install 'bestk[parquet]'") from None
-    return pyarrow.parquet
-
-
-def plain(value: Any) -> Any:
-    """Turn what a Parquet file holds into what JSON can say: dates as ISO, bytes as base64."""
-    if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal | datetime.timedelta):
-        return str(value)
-    return value
+    return parquet

@@ -546,7 +546,7 @@ def test_columns_that_parquet_has_no_type_for_are_text(
 ) -> None:
     """Found when the searches are done: it must not be what a job fails at."""
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("bestk.batch.writing._ROWS", 2)
+    monkeypatch.setattr("bestk.batch.parquet._ROWS", 2)
     columns: dict[str, list[Any]] = {
         "empty": [{}, {}, {}, {}],
         "inner": [{"a": []}, {"a": [{}]}, {"a": []}, {"a": []}],
