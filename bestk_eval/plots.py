@@ -16,7 +16,6 @@ from bestk.config import SearchConfig
 from bestk.errors import MissingDataError, OptionError
 from bestk_eval.board import Board
 from bestk_eval.extras import require
-from bestk_eval.labels import write_names
 from bestk_eval.paper import (
     SCORING_NAMES,
     best_first_rows,
@@ -36,6 +35,7 @@ COLOURS = {
     "sample": "#3f8f5f",
     "best-first": "#2f5fbf",
 }
+_ROUNDS = 200  # of moving names apart
 _DECAY_STYLES = {"power": "-", "log": "--"}
 
 
@@ -235,6 +235,19 @@ def _name_rows(axes: Any, board: Board, x: str, y: str) -> None:
         if math.isfinite(across) and math.isfinite(up)
     ]
     write_names(axes, points)
+
+
+def write_names(axes: Any, points: Sequence[tuple[str, float, float, str]]) -> None:
+    """Write (name, x, y, colour) beside each point, clear of the others, far ones with a line."""
+    canvas = require("matplotlib.backends.backend_agg", "matplotlib").FigureCanvasAgg
+    canvas(axes.figure)
+    axes.figure.draw_without_rendering()  # settles the layout that pixels are counted in
+    axes.figure.set_layout_engine("none")
+    names = [axes.text(x, y, name, fontsize=7, color=colour) for name, x, y, colour in points]
+    # Rounds, not seconds: figures are the same on any machine.
+    require("adjustText", "adjustText").adjust_text(
+        names, ax=axes, iter_lim=_ROUNDS, arrowprops={"arrowstyle": "-", "lw": 0.4}
+    )
 
 
 def _bars(estimates: list[Any]) -> list[list[float]] | None:

@@ -49,7 +49,6 @@ class Diverse(BestK):
         super().__init__(config, shape)
         batch, device = shape.batch, shape.device
         self.num_texts = config.num_texts or config.beam_size
-        self.in_order = torch.arange(self.spec.width, device=device)
         fresh = [
             [round(weight * math.exp(-said) * _UNIT) for said in range(_MOST_SAID + 1)]
             for weight in _WEIGHTS

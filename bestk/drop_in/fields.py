@@ -36,6 +36,12 @@ _refused = functools.partial(Field, Treatment.REFUSED)
 
 _SPEED = _warned("it is about speed; best-k search keeps one cache of its own")
 _ASSISTANT = _warned("it is about the speed of assisted generation")
+_OF_ASSISTANTS = (
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size"),
+    *("assistant_early_exit", "assistant_lookbehind", "target_lookbehind"),
+    *("assistant_ensemble_weight", "speculation_type"),
+)
 _STEPS = _refused("there is no sequence of steps that a text went through alone")
 
 
@@ -47,8 +53,7 @@ FIELDS: dict[str, Field] = {
     # length
     "max_length": _honoured("the length of prompt and text together"),
     "max_new_tokens": _honoured("texts that do not end by then are dropped, not cut"),
-    "min_length": _honoured("no text ends before"),
-    "min_new_tokens": _honoured("no text ends before"),
+    **dict.fromkeys(("min_length", "min_new_tokens"), _honoured("no text ends before")),
     "early_stopping": _warned("a search ends by its budget: use `max_completions`"),
     "max_time": _honoured("the search ends with what it has found"),
     "stop_strings": _refused(
@@ -59,19 +64,12 @@ FIELDS: dict[str, Field] = {
     "num_beams": _honoured("is `beam_size` unless that is given"),
     "use_mtp": _SPEED,
     # cache
-    "use_cache": _SPEED,
-    "cache_implementation": _SPEED,
-    "cache_config": _SPEED,
-    "max_cache_len": _SPEED,
+    **dict.fromkeys(("use_cache", "cache_implementation", "cache_config", "max_cache_len"), _SPEED),
     # probabilities
     "temperature": _warper("divides log-probabilities"),
-    "top_k": _warper("keeps the likeliest tokens"),
-    "top_p": _warper("keeps the likeliest tokens"),
-    "min_p": _warper("keeps the likeliest tokens"),
-    "top_h": _warper("keeps the likeliest tokens"),
+    **dict.fromkeys(("top_k", "top_p", "min_p", "top_h"), _warper("keeps the likeliest tokens")),
     "typical_p": _warper("keeps typical tokens"),
-    "epsilon_cutoff": _warper("cuts unlikely tokens"),
-    "eta_cutoff": _warper("cuts unlikely tokens"),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), _warper("cuts unlikely tokens")),
     "repetition_penalty": _honoured("by the node's own prefix; padding is not penalised"),
     "encoder_repetition_penalty": _honoured("by the prompt's own tokens"),
     "length_penalty": _honoured("ranks the texts, unless `rank_by` is given"),
@@ -104,29 +102,22 @@ FIELDS: dict[str, Field] = {
     "decoder_start_token_id": _honoured("one, or one per prompt"),
     # assisted generation
     "is_assistant": _refused("a search drafts nothing for another model"),
-    "num_assistant_tokens": _ASSISTANT,
-    "num_assistant_tokens_schedule": _ASSISTANT,
-    "assistant_confidence_threshold": _ASSISTANT,
-    "prompt_lookup_num_tokens": _ASSISTANT,
-    "max_matching_ngram_size": _ASSISTANT,
-    "assistant_early_exit": _ASSISTANT,
-    "assistant_lookbehind": _ASSISTANT,
-    "target_lookbehind": _ASSISTANT,
-    "assistant_ensemble_weight": _ASSISTANT,
-    "speculation_type": _ASSISTANT,
+    **dict.fromkeys(_OF_ASSISTANTS, _ASSISTANT),
     # performance
-    "compile_config": _SPEED,
-    "disable_compile": _SPEED,
-    "continuous_batching_config": _SPEED,
-    "prefill_chunk_size": _SPEED,
+    **dict.fromkeys(("compile_config", "disable_compile"), _SPEED),
+    **dict.fromkeys(("continuous_batching_config", "prefill_chunk_size"), _SPEED),
     # other searches, which transformers keeps on the hub
     "low_memory": _SPEED,
     "penalty_alpha": _refused("contrastive search is another algorithm"),
     "dola_layers": _refused("DoLa is another algorithm"),
-    "diversity_penalty": _refused("diverse beam search is another algorithm"),
-    "num_beam_groups": _refused("diverse beam search is another algorithm"),
-    "constraints": _refused("constrained beam search is another algorithm"),
-    "force_words_ids": _refused("constrained beam search is another algorithm"),
+    **dict.fromkeys(
+        ("diversity_penalty", "num_beam_groups"),
+        _refused("diverse beam search is another algorithm"),
+    ),
+    **dict.fromkeys(
+        ("constraints", "force_words_ids"),
+        _refused("constrained beam search is another algorithm"),
+    ),
     # about the file
     "_from_model_config": Field(Treatment.NOTE, "where the config came from"),
     "transformers_version": Field(Treatment.NOTE, "who wrote the config"),

@@ -21,10 +21,9 @@ from bestk.errors import OptionError
 from bestk.rerank import ByFunction
 from bestk_eval.board import Scorer
 from bestk_eval.differences import comparison_table, differences
-from bestk_eval.labels import write_names
 from bestk_eval.loading import load_runs
 from bestk_eval.metrics.registry import build
-from bestk_eval.plots import FIGURES, completion_by_decay
+from bestk_eval.plots import FIGURES, completion_by_decay, write_names
 from bestk_eval.report import make_report
 from bestk_eval.tables import score_table
 
@@ -158,14 +157,17 @@ def test_names_in_figures_do_not_cover_one_another() -> None:
     from itertools import combinations
 
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
     axes = Figure(figsize=(7.5, 5), layout="constrained").add_subplot()
     source = random.Random(2)
     points = [(f"Ncls{i} ×10", source.gauss(0, 1), source.gauss(0, 1), "black") for i in range(20)]
     axes.plot([x for _, x, _, _ in points], [y for _, _, y, _ in points], "o")
-    boxes = write_names(axes, points)
-    covered = sum(one.shared(other) for one, other in combinations(boxes, 2))
-    assert covered < 0.02 * sum((b.right - b.left) * (b.top - b.bottom) for b in boxes)
+    write_names(axes, points)
+    boxes = [name.get_window_extent() for name in axes.texts]
+    shared = (Bbox.intersection(*pair) for pair in combinations(boxes, 2))
+    covered = sum(box.width * box.height for box in shared if box is not None)
+    assert covered < 0.02 * sum(box.width * box.height for box in boxes)
     assert {text.get_text() for text in axes.texts} == {name for name, *_ in points}
 
 
