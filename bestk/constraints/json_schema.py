@@ -1,7 +1,7 @@
 """Has the last word on a JSON document: xgrammar reads over some parts of JSON Schema.
 
-What a schema may ask of a text is counted, and its patterns take linear time: whoever wrote it, a
-check ends soon. Knows jsonschema and texts, neither grammars nor tokens.
+What a schema may ask of a text is counted, and its patterns take linear time, by RE2: whoever wrote
+it, a check ends soon. Knows jsonschema and texts, neither grammars nor tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 from bestk.constraints.compiling import missing
-from bestk.constraints.linear import Linear
 from bestk.errors import OptionError
 
 _MOST_CHECKS = 10_000  # of one text: keywords, and each hundred values in them
+_MOST_BYTES = 1 << 20  # of a compiled pattern
 
 
 class _TooMany(Exception):
@@ -54,7 +54,7 @@ def validator(text: str) -> Callable[[str], bool]:
         return keyword
 
     def matches(pattern: str, name: str) -> bool:
-        return patterns[pattern].search(name)
+        return patterns[pattern].search(name) is not None
 
     def pattern(checks: Any, value: str, instance: Any, schema: Any) -> Iterator[Any]:
         if isinstance(instance, str) and not matches(value, instance):
@@ -97,9 +97,24 @@ def validator(text: str) -> Callable[[str], bool]:
     return is_valid
 
 
-def _patterns(schema: Any) -> dict[str, Linear]:
+def compiled(pattern: str) -> Any:
+    """Compile a pattern, which takes linear time: nothing looks ahead, or back at groups."""
+    try:
+        import re2
+    except ImportError as error:
+        raise missing("google-re2") from error
+    options = re2.Options()
+    options.log_errors, options.max_mem = False, _MOST_BYTES
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        why = error.args[0].decode(errors="replace")
+        raise OptionError(f"pattern {pattern[:60]!r} cannot be checked: {why:.60}") from None
+
+
+def _patterns(schema: Any) -> dict[str, Any]:
     """Return every pattern in a schema; refuse what would be checked past the count."""
-    found: dict[str, Linear] = {}
+    found: dict[str, Any] = {}
     left: list[Any] = [schema]
     names: set[str] = set()
     while left:
@@ -113,7 +128,7 @@ def _patterns(schema: Any) -> dict[str, Linear]:
                 raise OptionError("json_schema has a $schema in a part of it: leave that out")
             patterns = part.get("patternProperties", {})
             texts = [part.get("pattern"), *(patterns if isinstance(patterns, dict) else ())]
-            found |= {text: Linear(text) for text in texts if isinstance(text, str)}
+            found |= {text: compiled(text) for text in texts if isinstance(text, str)}
     if {"patternProperties", "unevaluatedProperties"} <= names:
         raise OptionError(
             "json_schema has patternProperties and unevaluatedProperties: leave one out"
