@@ -52,7 +52,8 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        limits = ["--max-searches", str(options.clients), "--max-queue", str(options.clients)]
+        clients = str(options.clients)
+        limits = ["--max-searches", clients, "--max-queue", clients, "--max-seconds", "3600"]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "bestk", "serve", "--port", str(port), *limits],
             env={**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},

@@ -7,6 +7,7 @@ tokens and probabilities; nothing of scores, frontiers, requests or text.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import Tensor
 from bestk.errors import OptionError
 from bestk.nodes import BatchSpec, Children, NodeBatch
 
-_Prompt = TypeVar("_Prompt")
+_Prompted = TypeVar("_Prompted", bound="PromptSession")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +137,19 @@ class Backend(ABC):
         return {"dtype": "", "device": self.device.type}
 
 
-def resized_prompts(prompts: Sequence[_Prompt], rows: Sequence[int], batch: int) -> list[_Prompt]:
-    """Return the prompts of some rows, filled up to a batch of another size.
+class PromptSession(Session):
+    """A session that keeps nothing but the prompts, a row each."""
 
-    >>> resized_prompts(["a", "b", "c"], [2], 2)
-    ['c', 'a']
-    """
-    return [*(prompts[row] for row in rows), *[prompts[0]] * (batch - len(rows))]
+    capabilities = Capabilities(resize=True)
+    prompts: list[Any]
+
+    def resize(self: _Prompted, rows: Sequence[int], batch: int, prompt_size: int) -> _Prompted:
+        """Return a session of another size that goes on with these searches."""
+        other = copy.copy(self)
+        idle = self.prompts[:1] * (batch - len(rows))
+        other.prompts = [*(self.prompts[row] for row in rows), *idle]
+        return other
+
+    def close(self) -> None:
+        """Forget the prompts."""
+        self.prompts = []

@@ -7,7 +7,6 @@ An engine is a `PrefixBackend` with its own `ask`. Knows no engine.
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bestk.backends.base import Backend, Capabilities, Session, resized_prompts
+from bestk.backends.base import Backend, Capabilities, PromptSession
 from bestk.nodes import BatchSpec, Children, NodeBatch
 
 # Engines batch by themselves, and the more they are given the better they do.
@@ -71,16 +70,14 @@ class PrefixBackend(Backend):
         return PrefixSession(self, prompts, spec)
 
 
-class PrefixSession(Session):
+class PrefixSession(PromptSession):
     """A batch of searches that keeps nothing but the prompts."""
-
-    capabilities = Capabilities(resize=True)
 
     def __init__(
         self, backend: PrefixBackend, prompts: Sequence[Sequence[int]], spec: BatchSpec
     ) -> None:
         self.backend = backend
-        self.prompts: list[list[int]] = [list(prompt) for prompt in prompts]
+        self.prompts = [list(prompt) for prompt in prompts]
         self.num_children = spec.num_children
 
     def prefill(
@@ -100,12 +97,6 @@ class PrefixSession(Session):
             return _spread(nodes, places, answers, self.backend.vocab_size)
         return _listed(nodes, places, answers, self.num_children)
 
-    def resize(self, rows: Sequence[int], batch: int, prompt_size: int) -> PrefixSession:
-        """Return a session of another size that goes on with these searches."""
-        other = copy.copy(self)
-        other.prompts = resized_prompts(self.prompts, rows, batch)
-        return other
-
     def answer(
         self, nodes: NodeBatch, places: list[list[int]], num_tokens: int
     ) -> Sequence[TopLogprobs]:
@@ -118,10 +109,6 @@ class PrefixSession(Session):
         return [
             self.prompts[row] + tokens[row][place][: depths[row][place]] for row, place in places
         ]
-
-    def close(self) -> None:
-        """Forget the prompts."""
-        self.prompts = []
 
 
 def _listed(

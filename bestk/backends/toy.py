@@ -5,7 +5,6 @@ Probabilities are exact and tokens few, for tests and docs. Knows no text.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bestk.backends.base import Backend, Capabilities, Session, resized_prompts
+from bestk.backends.base import Backend, Capabilities, PromptSession
 from bestk.errors import ModelError
 from bestk.nodes import BatchSpec, NodeBatch
 
@@ -94,7 +93,7 @@ class ToyBackend(Backend):
         return ToySession(self, [tuple(prompt) for prompt in prompts])
 
 
-class ToySession(Session):
+class ToySession(PromptSession):
     """Looks every node's prefix up anew."""
 
     capabilities = ToyBackend.capabilities
@@ -116,14 +115,6 @@ class ToySession(Session):
             )
         ]
         return self._log_probs(prefixes)
-
-    def resize(self, rows: Sequence[int], batch: int, prompt_size: int) -> ToySession:
-        other = copy.copy(self)
-        other.prompts = resized_prompts(self.prompts, rows, batch)
-        return other
-
-    def close(self) -> None:
-        self.prompts = []
 
     def _log_probs(self, prefixes: list[list[Prefix]]) -> Tensor:
         rows = [[self.backend.log_probs(prefix) for prefix in row] for row in prefixes]

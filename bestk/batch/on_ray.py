@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from bestk.batch.sources import Offset, Source
 from bestk.batch.window import JobConfig, WindowOutput, prepare, search_window
-from bestk.errors import BestKError, MissingExtraError, ModelError, OptionError
+from bestk.errors import BestKError, MissingExtraError, ModelError, OptionError, first_line
 from bestk.lm.language_model import LanguageModel
 
 LOCAL = "local"
@@ -108,8 +108,9 @@ class OnRay:
         try:
             self.ray.init(address or LOCAL, log_to_driver=False, logging_level="warning", **here)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise OptionError(f"no Ray cluster at {self.settings.address}: {reason}") from error
+            raise OptionError(
+                f"no Ray cluster at {self.settings.address}: {first_line(error)}"
+            ) from error
 
     def _context(self) -> Any:
         """Make every window a block of its own, in order, without Ray's progress bars."""

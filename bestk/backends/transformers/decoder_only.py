@@ -19,7 +19,7 @@ from torch import Tensor
 from bestk.backends.base import Backend, Capabilities, Memory, Session
 from bestk.backends.transformers import attention, limits
 from bestk.backends.transformers.images import ImagePrompt
-from bestk.backends.transformers.kv_cache import CacheLayout, resized_cache, tree_cache
+from bestk.backends.transformers.kv_cache import CacheLayout, resized, tree_cache
 from bestk.backends.transformers.model import ModelInfo, pad_right
 from bestk.backends.transformers.probe import sharing_obstacle, trial_obstacle
 from bestk.backends.transformers.recompute import RecomputeSession
@@ -237,7 +237,7 @@ class TreeSession(Session):
         other.layout = self.layout.resized(rows, batch, prompt_size)
         other.shift = torch.zeros_like(other.layout.prompt_length)
         other.shift[: len(rows)] = self.shift[list(rows)]
-        other.cache = resized_cache(self.cache, rows, other.layout)
+        other.cache = resized(self.cache, rows, tree_cache(other.layout))
         return other
 
     def close(self) -> None:

@@ -22,15 +22,11 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from bestk.backends.base import Backend, Capabilities, Context, Memory, Session
 from bestk.backends.transformers import limits
-from bestk.backends.transformers.kv_cache import CacheLayout, resized_cache, tree_cache
+from bestk.backends.transformers.kv_cache import CacheLayout, resized, tree_cache
 from bestk.backends.transformers.positions import Positions, RelativeBias, positions_for
 from bestk.backends.transformers.recompute_decoder import RecomputeDecoderSession
 from bestk.backends.transformers.seq2seq_probe import Probe, agrees, find_obstacle, reads_tensors
-from bestk.backends.transformers.source_cache import (
-    SourcePlaces,
-    resized_source_cache,
-    source_cache,
-)
+from bestk.backends.transformers.source_cache import SourcePlaces, source_cache
 from bestk.backends.transformers.sources import Encoded, EncoderDecoderInfo, Source
 from bestk.backends.transformers.suppressed import SuppressedTokens
 from bestk.kernels import may_run
@@ -264,8 +260,8 @@ class EncoderDecoderSession(Session):
         other.places = SourcePlaces(max(self.places.size, prompt_size))
         own, source = self.cache.self_attention_cache, self.cache.cross_attention_cache
         other.cache = EncoderDecoderCache(
-            resized_cache(own, rows, other.layout),
-            resized_source_cache(source, rows, other.layout, other.places),
+            resized(own, rows, tree_cache(other.layout)),
+            resized(source, rows, source_cache(other.layout, other.places)),
         )
         other.positions = other._positions()
         if self.source:

@@ -142,6 +142,22 @@ class StaticLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             else:
                 held[:, :, :length].index_copy_(0, rows.to(self.device), new)
 
+    def take(self, old: StaticLayer, rows: Sequence[int]) -> None:
+        """Copy what another layer holds of these searches."""
+        assert old.keys is not None
+        assert old.values is not None
+        self.lazy_initialization(old.keys, old.values)
+        index = list(rows)
+        for held, was in ((self.keys, old.keys), (self.values, old.values)):
+            assert held is not None
+            for here, there in self.moved(old):
+                held[: len(index), :, here] = was[index, :, there]
+
+    def moved(self, old: StaticLayer) -> list[tuple[slice, slice]]:
+        """Return which places here are which of a layer of another size."""
+        both = slice(min(old.size, self.size))
+        return [(both, both)]
+
 
 class TreeLayer(StaticLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one attention layer."""
@@ -169,17 +185,11 @@ class TreeLayer(StaticLayer):  # type: ignore[no-untyped-call]
         self.values.scatter_(2, place.expand_as(value_states), value_states)
         return self.keys[:, :, :used], self.values[:, :, :used]
 
-    def take(self, old: TreeLayer, rows: Sequence[int]) -> None:
-        """Copy what another layer holds of these searches to where it belongs in this layout."""
+    def moved(self, old: StaticLayer) -> list[tuple[slice, slice]]:
+        """Prompts begin where they did, nodes come after the longest prompt."""
         before, now = old.layout.prompt_size, self.layout.prompt_size
-        length, index = min(before, now), list(rows)
-        assert old.keys is not None
-        assert old.values is not None
-        self.lazy_initialization(old.keys, old.values)
-        for new, source in ((self.keys, old.keys), (self.values, old.values)):
-            assert new is not None
-            new[: len(index), :, :length] = source[index, :, :length]
-            new[: len(index), :, now:] = source[index, :, before:]
+        both = slice(min(before, now))
+        return [(both, both), (slice(now, None), slice(before, None))]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (query_length if self.layout.write is None else self.layout.used), 0
@@ -189,11 +199,10 @@ class TreeLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 @torch.inference_mode()
-def resized_cache(cache: Any, rows: Sequence[int], layout: CacheLayout) -> Cache:
-    """Make a cache in another layout that holds these searches of the given one."""
-    other = tree_cache(layout)
+def resized(cache: Any, rows: Sequence[int], other: Cache) -> Cache:
+    """Let a new cache, of another layout, hold these searches of the given one."""
     for old in cache.layers:
-        layer = TreeLayer(layout)
+        layer: Any = other.layer_class_to_replicate()  # type: ignore[misc]
         if old.is_initialized:
             layer.take(old, rows)
         other.layers.append(layer)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bestk.backends.transformers.images import ImagePrompt
 from bestk.backends.transformers.model import ModelInfo
+from bestk.errors import first_line
 from bestk.nodes import BatchSpec, NodeBatch
 
 # Layer types whose keys and values are one per token, addressable by slot.
@@ -86,8 +87,7 @@ def trial_obstacle(
     except (torch.OutOfMemoryError, NameError):  # neither says anything about the model
         raise
     except Exception as error:  # whatever a family does with masks that it was not written for
-        first = str(error).strip().splitlines()
-        return f"failed with {first[0] if first else type(error).__name__}"
+        return f"failed with {first_line(error)}"
     if not worst <= tolerance(model):
         return f"changes its log-probabilities (by {worst:.2g})"
     return None

@@ -6,7 +6,6 @@ that a caller cannot set or that depend on how long a text gets.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,20 +13,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bestk.backends.base import Capabilities, Session, resized_prompts
+from bestk.backends.base import PromptSession
 from bestk.backends.transformers.images import ImagePrompt
 from bestk.backends.transformers.model import ModelInfo, pad_right
 from bestk.nodes import NodeBatch
 
 
-class RecomputeSession(Session):
+class RecomputeSession(PromptSession):
     """A batch of searches without a cache."""
-
-    capabilities = Capabilities(resize=True)
 
     def __init__(self, model: ModelInfo, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model
-        self.prompts: list[Any] = [list(prompt) for prompt in prompts]
+        self.prompts = [list(prompt) for prompt in prompts]
 
     @torch.inference_mode()
     def prefill(self, nodes: NodeBatch, prompts: Mapping[int, Any], *, whole: bool) -> Tensor:
@@ -56,12 +53,6 @@ class RecomputeSession(Session):
             logits[rows, places] = self.read(sequences, rows)
         return logits
 
-    def resize(self, rows: Sequence[int], batch: int, prompt_size: int) -> RecomputeSession:
-        """Return a session of another size that goes on with these searches."""
-        other = copy.copy(self)
-        other.prompts = resized_prompts(self.prompts, rows, batch)
-        return other
-
     def read(self, sequences: Sequence[Sequence[int]], rows: Int[Tensor, " nodes"]) -> Tensor:
         """Return the logits after each sequence; `rows` says which search it belongs to."""
         model = self.model
@@ -77,7 +68,3 @@ class RecomputeSession(Session):
         if isinstance(sequences[0], ImagePrompt):
             return self.model.read(sequences[0], use_cache=False)[0]
         return self.model.last_logits(*pad_right(sequences, self.model.device), use_cache=False)
-
-    def close(self) -> None:
-        """Forget the prompts."""
-        self.prompts = []

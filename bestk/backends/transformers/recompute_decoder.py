@@ -46,7 +46,6 @@ class RecomputeDecoderSession(RecomputeSession):
     def resize(self, rows: Sequence[int], batch: int, prompt_size: int) -> RecomputeDecoderSession:
         """Return a session of another size that goes on with these searches."""
         other = super().resize(rows, batch, prompt_size)
-        assert isinstance(other, RecomputeDecoderSession)
         old = [*rows, *[min(self.parts)] * (batch - len(rows))]
         other.parts = {new: self.parts[row] for new, row in enumerate(old)}
         other.encoded = Encoded.joined(list(other.parts.values()))

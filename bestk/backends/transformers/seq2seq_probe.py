@@ -20,7 +20,7 @@ from torch import Tensor
 from bestk.backends.transformers.model import pad_right
 from bestk.backends.transformers.probe import distance, probe_nodes, tolerance
 from bestk.backends.transformers.sources import Encoded, EncoderDecoderInfo, Source
-from bestk.errors import ModelError
+from bestk.errors import ModelError, first_line
 from bestk.nodes import BatchSpec, NodeBatch
 
 logger = logging.getLogger("bestk")
@@ -178,8 +178,7 @@ class Probe:
         except (torch.OutOfMemoryError, NameError):  # neither says anything about the model
             raise
         except Exception as error:  # whatever a family does with masks it was not written for
-            lines = str(error).strip().splitlines()
-            return float("inf"), [], lines[0] if lines else type(error).__name__
+            return float("inf"), [], first_line(error)
         return worst, found, None
 
     def error(self, found: list[Tensor]) -> float:

@@ -7,11 +7,9 @@ source can take the place of another while the other rows stay.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -46,16 +44,6 @@ class SourceLayer(StaticLayer):  # type: ignore[no-untyped-call]
         self.store(key_states, value_states, self.layout.rows)
         return key_states, value_states
 
-    def take(self, old: SourceLayer, rows: Sequence[int]) -> None:
-        """Copy what another layer holds of these searches."""
-        assert old.keys is not None
-        assert old.values is not None
-        index, length = list(rows), min(old.keys.shape[2], self.places.size)
-        self.lazy_initialization(old.keys, old.values)
-        for new, source in ((self.keys, old.keys), (self.values, old.values)):
-            assert new is not None
-            new[: len(index), :, :length] = source[index, :, :length]
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.places.size, 0
 
@@ -67,17 +55,3 @@ def source_cache(layout: CacheLayout, places: SourcePlaces) -> Cache:
     """Make a cache for any number of layers; each allocates itself at its first use."""
     make_layer: Any = functools.partial(SourceLayer, layout, places)
     return Cache(layer_class_to_replicate=make_layer)
-
-
-@torch.inference_mode()
-def resized_source_cache(
-    cache: Any, rows: Sequence[int], layout: CacheLayout, places: SourcePlaces
-) -> Cache:
-    """Make a cache in another layout that holds these searches of the given one."""
-    other = source_cache(layout, places)
-    for old in cache.layers:
-        layer = SourceLayer(layout, places)
-        if old.is_initialized:
-            layer.take(old, rows)
-        other.layers.append(layer)
-    return other
