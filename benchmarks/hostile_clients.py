@@ -1,11 +1,10 @@
 """Honest clients beside hostile ones: does anybody honest get a wrong answer, or wait longer?
 
     python benchmarks/hostile_clients.py --honest 16 --hostile 4 --seconds 120
-    python benchmarks/hostile_clients.py --honest 8 --hostile 2 --seconds 3600 --faults
 
 Starts `bestk serve` as a process of its own. The honest clients are those of `server_load`, whose
-answers are compared with direct searches; first alone, then beside clients that send everything of
-docs/security.md in turns. With --faults its compiler of grammars is killed too, at random moments.
+answers are compared with direct searches. They come in rounds, in turns alone and beside clients
+that send everything of docs/security.md, so that whatever else the machine does hits both alike.
 Prints both reports, and exits with 1 if an answer was wrong.
 """
 
@@ -17,12 +16,8 @@ import contextlib
 import gzip
 import json
 import random
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +44,10 @@ ATTACKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("search", {"prompt": "x", "budget": HUGE}),
     ("search", {"prompt": "x", "k": 10**400}),
     ("search", {"prompt": ""}),
+    ("search", {"prompt": "x", "json_schema": {"$ref": "#"}}),
+    ("search", {"prompt": "x", "method": "BS", "beam_size": 100, "max_new_tokens": 25}),
+    ("search", {"prompt": "x", "beam_size": 50, "max_new_tokens": 60, "temperature": 1.1}),
+    ("completions", {"prompt": "x", "n": HUGE}),
     ("completions", {"prompt": ["a"] * 1000}),
     ("completions", {"prompt": "x", "best_of": HUGE}),
     ("completions", {"prompt": [-1, HUGE]}),
@@ -61,64 +60,82 @@ ATTACKS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-async def attack(url: str, seconds: float, seed: int) -> Counter[int]:
-    """Send every attack in turns, and bodies that are none; count the answers by status."""
-    statuses: Counter[int] = Counter()
-    source, end = random.Random(seed), time.monotonic() + seconds
+async def attack(url: str, seed: int, statuses: Counter[int]) -> None:
+    """Send every attack in turns, and bodies that are none, for ever; count answers by status."""
+    source = random.Random(seed)
     bodies = [(path, json.dumps(body).encode()) for path, body in ATTACKS]
     bodies += [("search", b"[" * 1_000_000), ("search", b"x" * 5_000_000)]
     bodies += [("search", gzip.compress(b" " * 50_000_000)), ("search", b'{"prompt": "\\ud800"}')]
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        while time.monotonic() < end:
-            path, body = source.choice(bodies)
-            kind = {"Content-Type": "application/json"}
-            wait = source.choice([60.0, 0.2])  # some do not wait for the answer
-            with contextlib.suppress(httpx.TransportError):
-                answer = await client.post(f"/v1/{path}", content=body, headers=kind, timeout=wait)
-                statuses[answer.status_code] += 1
-    return statuses
+        while True:
+            source.shuffle(bodies)
+            for path, body in bodies:
+                kind = {"Content-Type": "application/json"}
+                wait = source.choice([60.0, 0.2])  # some do not wait for the answer
+                with contextlib.suppress(httpx.TransportError):
+                    answer = await client.post(
+                        f"/v1/{path}", content=body, headers=kind, timeout=wait
+                    )
+                    statuses[answer.status_code] += 1
 
 
-async def disturb(pid: int, seconds: float) -> Counter[int]:
-    """Kill the server's compiler of grammars at random moments; count how often."""
-    source, end, kills = random.Random(0), time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        await asyncio.sleep(source.uniform(1, 10))
-        found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-        for child in found.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(_handle(int(child)), signal.SIGKILL)
-                kills += 1
-    return Counter({-9: kills})
-
-
-def _handle(pid: int) -> int:
-    import os
-
-    return os.pidfd_open(pid)
-
-
-async def side_by_side(
-    url: str, pid: int, cases: list[Case], given: argparse.Namespace, *, is_disturbed: bool
+async def round_of(
+    url: str, pid: int, cases: list[Case], given: argparse.Namespace, seed: int, *, hostile: int
 ) -> tuple[Report, Counter[int]]:
-    """Run the honest clients, and the hostile ones where they are wanted."""
+    """Run the honest clients for a while, with so many hostile ones; wait until all is over."""
+    statuses: Counter[int] = Counter()
+    others = [asyncio.create_task(attack(url, seed * 100 + n, statuses)) for n in range(hostile)]
+    report = await run_load(
+        url,
+        cases,
+        clients=given.honest,
+        seconds=given.round,
+        memory=lambda: resident(pid),
+        seed=seed,
+    )
+    for one in others:
+        one.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        while await _is_busy(client):
+            await asyncio.sleep(0.1)
+    return report, statuses
 
-    def memory() -> float:
-        return resident(pid)
 
-    load = run_load(url, cases, clients=given.honest, seconds=given.seconds, memory=memory)
-    others = []
-    if is_disturbed:
-        others = [attack(url, given.seconds, seed) for seed in range(given.hostile)]
-        if given.faults:
-            others.append(disturb(pid, given.seconds))
-    report, *counts = await asyncio.gather(load, *others)
-    return report, sum(counts, Counter())
+async def _is_busy(client: httpx.AsyncClient) -> bool:
+    told = (await client.get("/health")).json()
+    return bool(told["running"] or told["waiting"])
+
+
+def joined(reports: list[Report]) -> Report:
+    """Put the reports of some rounds together."""
+    whole = Report()
+    for report in reports:
+        whole.seconds += report.seconds
+        whole.outcomes += report.outcomes
+        whole.wrong += report.wrong
+        whole.memory += report.memory
+    return whole
 
 
 def handles(pid: int) -> int:
     """Count the open files of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+async def run(
+    url: str, pid: int, cases: list[Case], given: argparse.Namespace
+) -> tuple[list[Report], list[Report], Counter[int]]:
+    """Let rounds alone and beside hostile clients take turns."""
+    alone, beside, statuses = [], [], Counter[int]()
+    await round_of(url, pid, cases, given, 0, hostile=given.hostile)  # warms up
+    for number in range(1, 1 + round(given.seconds / given.round)):
+        # The same seed: the same requests in the same order.
+        alone.append((await round_of(url, pid, cases, given, number, hostile=0))[0])
+        report, counts = await round_of(url, pid, cases, given, number, hostile=given.hostile)
+        beside.append(report)
+        statuses += counts
+    return alone, beside, statuses
 
 
 def main() -> int:
@@ -127,25 +144,25 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--honest", type=int, default=16)
     parser.add_argument("--hostile", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--seconds", type=float, default=120, help="alone, and so long beside")
+    parser.add_argument("--round", type=float, default=20, help="seconds of a round")
     given = parser.parse_args()
     cases = cases_of(bestk.load(given.model))
-    times: Callable[[Report], str] = lambda report: f"{report.percentile(0.95):.2f} s"  # noqa: E731
     with server(given.model) as (url, pid):
-        asyncio.run(run_load(url, cases, clients=given.honest, seconds=given.seconds / 4))
-        alone, _ = asyncio.run(side_by_side(url, pid, cases, given, is_disturbed=False))
         before = handles(pid)
-        beside, counts = asyncio.run(side_by_side(url, pid, cases, given, is_disturbed=True))
-        time.sleep(2)
-        left, after = httpx.get(url + "/health").json(), handles(pid)
-    print("alone", *alone.lines(), sep="\n  ")
-    print("beside hostile clients", *beside.lines(), sep="\n  ")
+        alone, beside, counts = asyncio.run(run(url, pid, cases, given))
+        after = handles(pid)
+    ratios = [b.percentile(0.95) / a.percentile(0.95) for a, b in zip(alone, beside, strict=True)]
+    calm, disturbed = joined(alone), joined(beside)
+    print("alone", *calm.lines(), sep="\n  ")
+    print("beside hostile clients", *disturbed.lines(), sep="\n  ")
     told = ", ".join(f"{count} × {status}" for status, count in sorted(counts.items()))
     print(f"hostile     {counts.total()} answered: {told}")
-    print(f"p95         {times(alone)} alone, {times(beside)} beside")
-    print(f"open files  {before} before, {after} after; {left['running']} searches left over")
-    return 1 if alone.wrong or beside.wrong else 0
+    ratio = disturbed.percentile(0.95) / calm.percentile(0.95)
+    each = ", ".join(f"{one:.2f}" for one in ratios)
+    print(f"p95         {ratio:.2f} times that of clients alone; by rounds {each}")
+    print(f"open files  {before} before, {after} after")
+    return 1 if calm.wrong or disturbed.wrong else 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from bestk.engine.results import hypotheses_of, result_of
 from bestk.nodes import Children, Verdict
 from bestk.result import Hypothesis, SearchResult
 
+# Seconds that a search has as if it had them when it begins: none is infinitely ahead of others.
+_LEAST_SPENT = 0.1
 # Passes between two looks at which searches have ended, where a look waits for a GPU.
 _LOOK_EVERY = 8
 
@@ -40,6 +42,7 @@ class Row:
     number: int
     begun: float
     most_calls: int  # the call at which its budget is spent if all goes well
+    spent: float = 0.0  # seconds of the model's time
     slot: int = 0  # up to here, and so many completions, texts were told
     total: int = 0
     told: set[Any] = field(default_factory=set)
@@ -126,6 +129,7 @@ class Batch:
         self.rows: dict[int, Row] = {}
         self.arrivals: list[Request] = []
         self.calls, self.has_begun = 0, False
+        self.clock = 0.0  # the batch whose clock is the lowest takes the next turn
         self.moved: set[int] | None = None  # who took a step at the last one; None: all
 
     @property
@@ -184,6 +188,13 @@ class Batch:
                 self.moved = ahead.moved
             assert children is not None
             self.policy.step(plan, children)
+
+    def charge(self, seconds: float) -> None:
+        """Note what a turn took: the share of a search falls with the root of what it had."""
+        for row in self.rows.values():
+            row.spent += seconds / len(self.rows)
+        spent = [row.spent for row in self.rows.values()]
+        self.clock += seconds / sum((_LEAST_SPENT + one) ** -0.5 for one in spent or [0.0])
 
     def ended(self) -> list[Row]:
         """Return the searches that are over."""

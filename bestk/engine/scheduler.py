@@ -1,14 +1,16 @@
 """The one loop: lets searches begin, takes a step of a batch, tells what happened.
 
 `search` drives it, and so do a stream, a command, a job and the server's thread. Requests begin in
-the order they came; those that have enough in common share a batch, and batches take turns. Where
-memory runs out a batch is halved: nothing found is lost. Not safe from several threads.
+the order they came; those that have enough in common share a batch, and batches take turns: long
+searches hold up short ones little. Where memory runs out a batch is halved: nothing found is lost.
+Not safe from several threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
@@ -37,7 +39,7 @@ class Scheduler:
 
     def __init__(self, most_rows: int | None = None, *, serves: bool = False) -> None:
         self.most_rows, self.serves = most_rows, serves
-        self.batches: deque[Batch] = deque()  # the next to take its turn first
+        self.batches: list[Batch] = []
         self.waiting: dict[Hashable, deque[Request]] = {}
         self._fewer: dict[Hashable, int] = {}  # rows, where memory ran out
         self._partial: dict[Request, SearchResult] = {}  # of searches that must begin again
@@ -83,12 +85,13 @@ class Scheduler:
             self._retire(idle)  # those who wait did not fit in
         if not self.batches:
             return updates
-        batch = self.batches[0]
-        self.batches.rotate(-1)
+        batch = min(self.batches, key=lambda one: one.clock)
+        began = time.perf_counter()
         try:
             if self.serves and not self.waiting.get(batch.key):
                 batch.shrink()
             batch.step()
+            batch.charge(time.perf_counter() - began)
             updates += self._collect(batch)
         except Exception as error:
             return updates + self._recover(batch, error)
@@ -171,7 +174,9 @@ class Scheduler:
             if self.serves:
                 rows = min(1 << (rows - 1).bit_length(), most)
         kept = pool.take(backend, key, rows, longest)
-        return Batch(list(queue)[:rows], rows, longest) if kept is None else kept
+        batch = Batch(list(queue)[:rows], rows, longest) if kept is None else kept
+        batch.clock = min((other.clock for other in self.batches), default=0.0)
+        return batch
 
     def _collect(self, batch: Batch) -> list[Update]:
         """Tell what a step brought: results of searches that ended, steps of watched ones."""

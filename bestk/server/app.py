@@ -66,7 +66,7 @@ def create_app(
 
 def _guard(app: FastAPI, limits: Limits, access: Access, metrics: Metrics) -> None:
     """Put what every request passes before the routes; the last added comes first."""
-    app.add_middleware(Bounded, most=limits.body_bytes)
+    app.add_middleware(Bounded, most=limits.body_bytes, most_commas=limits.body_commas)
     if access.token is not None:
         app.add_middleware(Guarded, token=access.token)
     if access.cors_origins:

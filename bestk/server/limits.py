@@ -13,6 +13,9 @@ from typing import Any
 from bestk.config import GrammarLimits, SearchConfig
 from bestk.errors import OptionError, PromptError
 from bestk.lm.images import ImageLimits
+from bestk.settings import every_setting
+
+_LISTS = tuple(setting.name for setting in every_setting(SearchConfig) if setting.is_list)
 
 
 def _limit(default: Any, text: str) -> Any:
@@ -36,6 +39,8 @@ class Limits:
     children: int = _limit(1000, "Tokens looked at per node.")
     graph_nodes: int = _limit(200_000, "Nodes of a graph.")
     body_bytes: int = _limit(4_000_000, "Size of a request's body.")
+    body_commas: int = _limit(70_000, "Commas in it, which bound its values; not of /v1/render.")
+    list_entries: int = _limit(256, "Entries of one setting: stop strings, words, ids.")
     images: int = _limit(4, "Images of one conversation.")
     image_bytes: int = _limit(2_000_000, "Size of an image's file.")
     image_pixels: int = _limit(16_000_000, "Width times height of an image.")
@@ -83,6 +88,12 @@ class Limits:
             if value is not None and value > limit:
                 shown = f"{value:g}" if isinstance(value, float) else value
                 raise OptionError(f"{name} is at most {limit:g} on this server, got {shown}")
+        for name in _LISTS:
+            count = len(getattr(config, name) or ())
+            if count > self.list_entries:
+                raise OptionError(
+                    f"{name} has at most {self.list_entries} entries on this server, got {count}"
+                )
         if config.total_budget > self.budget:
             raise OptionError(
                 f"the budget is at most {self.budget} expansions on this server, got "
@@ -141,10 +152,11 @@ class Limits:
 
 
 def _num_characters(part: Any) -> int:
-    """Count the characters of a message, or of something else that a prompt holds."""
-    if not isinstance(part, dict) or "content" not in part:
+    """Count the characters of a message, or of what else a prompt holds; not of images."""
+    if not isinstance(part, dict):
         return len(str(part))
-    size, content = len(str(part.get("tool_calls", ""))), part["content"]
-    if isinstance(content, list):  # of texts and images
-        return size + sum(len(one.get("text", "")) for one in content)
-    return size + len(str(content))
+    content = part.get("content")
+    if not isinstance(content, list):  # of texts and images
+        return sum(len(str(value)) for value in part.values())
+    size = sum(len(str(value)) for name, value in part.items() if name != "content")
+    return size + sum(len(one.get("text", "")) for one in content)

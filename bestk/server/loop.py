@@ -171,11 +171,15 @@ class SearchLoop:
         """Make a search ready, or refuse what is wrong with it."""
         request, failure = None, None
         try:
-            self.limits.check_text(handle.call.prompt, handle.call.tools)
-            self.limits.check_text(handle.call.begin)
-            compile_apart(handle.call.config, handle.call.lm, self.limits.grammar)
+            call = handle.call
+            if handle.is_cancelled:
+                raise StoppingError("the client has gone")  # to nobody
+            self.limits.check_text(call.prompt, call.tools)
+            for texts in (call.begin, list(call.config.stop), list(call.config.must_include)):
+                self.limits.check_text(texts)
+            compile_apart(call.config, call.lm, self.limits.grammar)
             with self._encoding:
-                request = handle.call.request()
+                request = call.request()
             self.limits.check_prompt(request.length)
         except Exception as error:
             if not isinstance(error, BestKError):

@@ -321,6 +321,31 @@ class TestOutOfMemory:
         assert [facts(results[one]) for one in others] == [facts(bestk.search(lm, [9]))] * 4
 
 
+def test_long_searches_hold_up_short_ones_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four long ones of other settings, and short ones one after the other; a turn is a second."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    lm = bestk.LanguageModel(random_toy(5, vocab_size=8))
+    scheduler, num_turns = Scheduler(8, serves=True), 0
+    for number in range(4):
+        config = bestk.SearchConfig(k=1, budget=3000 + number, max_new_tokens=30)
+        scheduler.add(requests_of(lm, [[1]], config)[0])
+    for _ in range(20):
+        scheduler.step()
+    for _ in range(30):
+        (short,) = requests_of(lm, [[2]], bestk.SearchConfig(budget=6, max_new_tokens=6, k=1))
+        scheduler.add(short)
+        while all(update.request is not short for update in scheduler.step()):
+            num_turns += 1
+    long = {row.request: row for batch in scheduler.batches for row in batch.rows.values()}
+    assert len(long) == 4
+    steps = [row.standing.expanded for row in long.values()]
+    # Six steps each are the least; turns in a circle would make it five times as many.
+    assert num_turns < 30 * 7 * 2
+    assert min(steps) > 15, "the long ones go on"
+    scheduler.close()
+
+
 class TestTimeout:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -72,7 +72,7 @@ OPTIONAL = "root ::= " + " ".join(f"{rule}?" for rule in RULES)
 OPTIONAL += "".join(f"\n{rule} ::= [a-z]? [0-9]?" for rule in RULES)
 # Each is refused by what is said; the first ones before anything is compiled.
 GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
-    "many values": ({"json_schema": {"enum": list(range(100_000))}}, "at most 20000 here"),
+    "many values": ({"json_schema": {"enum": list(range(60_000))}}, "at most 20000 here"),
     "deep": ({"json_schema": nested(400)}, "brackets in one another, at most 64 here"),
     "many alternatives": ({"regex": "|" * 19_000}, "commas and bars, at most 10000 here"),
     "deep groups": ({"regex": "(" * 5000 + "a" + ")" * 5000}, "at most 64 here"),
@@ -149,6 +149,31 @@ def test_every_limit_is_told_with_its_flag_and_default() -> None:
     for field in dataclasses.fields(Limits):
         flag = "--max-" + field.name.replace("_", "-")
         assert re.search(rf"^\| `{flag}` \| {field.default} \| \S", told, re.M), flag
+
+
+# Bodies within the bytes that are allowed, and what each would have others wait for.
+BODIES = {
+    "values of a wrong kind": b'{"prompt": [' + b"[]," * 900_000 + b"1]}",
+    "messages": b'{"messages": [' + b'{"role": "u", "content": "x"},' * 90_000 + b"1]}",
+    "stop strings": b'{"prompt": "x", "stop": [' + b'"a",' * 700_000 + b'"a"]}',
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_of_many_values_are_not_read(client: httpx.Client, name: str) -> None:
+    kind = {"Content-Type": "application/json"}
+    answer = client.post("/v1/search", content=BODIES[name], headers=kind)
+    assert "at most 70000 commas" in refusal(answer, 413)
+
+
+def test_many_entries_are_refused_before_they_cost_anything(client: httpx.Client) -> None:
+    for name, entry in (("stop", "a"), ("must_include", "a"), ("suppress_tokens", 1)):
+        told = refusal(ask(client, {"prompt": "x", name: [entry] * 257}))
+        assert f"{name} has at most 256 entries on this server, got 257" in told
+    for body in ({"stop": ["a" * 200_001]}, {"must_include": ["a" * 200_001]}):
+        assert "200001 characters" in refusal(ask(client, {"prompt": "x", **body}))
+    role = {"messages": [{"role": "a" * 200_000, "content": "x"}]}
+    assert "200001 characters" in refusal(ask(client, role))
 
 
 def test_saved_results_and_graphs_of_strangers(client: httpx.Client) -> None:
@@ -230,7 +255,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "huge bias": ("completions", {"logit_bias": {str(HUGE): 1}}, 400, "token ids go from 0"),
     "many biases": (
         "completions",
-        {"logit_bias": dict.fromkeys(map(str, range(HUGE // 10**4)), 1)},
+        {"logit_bias": dict.fromkeys(map(str, range(60_000)), 1)},
         400,
         "token ids go from 0",
     ),
@@ -244,7 +269,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "left recursion": ("search", {"grammar": 'root ::= root "a" | "a"'}, 200, '"hypotheses"'),
     "schema of itself": ("search", {"json_schema": {"$ref": "#"}}, 200, '"hypotheses"'),
     "schema elsewhere": ("search", {"json_schema": {"$ref": "http://127.0.0.1:9/"}}, 200, "[]"),
-    "many placeholders": ("search", {"prompt": "<image>" * 50_000}, 400, "350000 characters"),
+    "many placeholders": ("search", {"prompt": "<image>" * 50_000}, 400, "350004 characters"),
     "template": ("chat/completions", {"chat_template": "{{x}}"}, 400, "unknown field"),
     "template settings": ("chat/completions", {"chat_template_kwargs": {}}, 400, "unknown field"),
     "tensor": ("completions", {"prompt_embeds": "gASVAA=="}, 400, "unknown field"),
