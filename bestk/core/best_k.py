@@ -40,8 +40,8 @@ class BestK(Policy):
         self.kernels = step_kernels(self) if type(self) is BestK else None
         # Who steps in another way goes another way, or looks at tree slots.
         own = type(self).next, type(self).step
-        is_plain = own == (BestK.next, BestK.step) and self.kernels is None
-        self.can_look_ahead = is_plain and shape.device.type == "cpu"
+        has_way = self.kernels is not None or shape.device.type == "cpu"
+        self.can_look_ahead = own == (BestK.next, BestK.step) and has_way
 
     def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
         """Start these searches anew."""
@@ -148,12 +148,16 @@ class BestK(Policy):
     def resized(self, rows: Sequence[int], batch: int) -> BestK:
         """Return a batch of another size that goes on with these searches, in its first rows."""
         shape = dataclasses.replace(self.search.shape, batch=batch)
-        other = type(self)(self.config, shape)
+        other = self.like(shape)
         index = torch.tensor(rows, dtype=torch.int64, device=shape.device)
         for new, old in zip(other.columns(), self.columns(), strict=True):
             new[: len(rows)] = old[index]
         other.is_active[len(rows) :] = False
         return other
+
+    def like(self, shape: Shape) -> BestK:
+        """Return searches of another shape with the same settings, none of which has begun."""
+        return type(self)(self.config, shape)
 
     def columns(self) -> list[Tensor]:
         """Name every tensor that has a row per search."""

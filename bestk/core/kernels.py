@@ -71,7 +71,7 @@ class StepKernels:
 
     def next(self, policy: BestK) -> Plan:
         """Return the best nodes of every frontier, as `BestK.next` does."""
-        clock, width = policy.search.clock, policy.spec.width
+        clock, width = policy.search.clock, policy.search.spec.width
         shape = (len(clock), width)
         # Each tensor of its own: a part of another may be aligned to less, for which Triton
         # would compile again.
@@ -101,14 +101,14 @@ class StepKernels:
         search, nodes = policy.search, plan.nodes
         tree, frontier = search.tree, search.frontier
         with torch.cuda.device_of(search.clock):
-            _pop[(len(search.clock),)](
+            pop_group[(len(search.clock),)](
                 search.clock, tree.count, search.is_active,
                 frontier.nodes.is_open, frontier.nodes.whole, frontier.nodes.real,
                 frontier.priority, frontier.order,
                 tree._whole, tree._real, tree.path, tree.child_state,
                 nodes.token, nodes.slot, nodes.depth, plan.log_prob, nodes.path, nodes.prefix,
                 nodes.is_valid,
-                policy.config.total_budget, policy.spec.width, frontier.size, tree.capacity,
+                policy.config.total_budget, nodes.token.shape[1], frontier.size, tree.capacity,
                 tree.path.shape[2], self.num_children, looks=looks,
                 block_group=self.group, block_depth=self.depth, num_warps=self.pop_warps,
             )  # fmt: skip
@@ -135,8 +135,8 @@ class StepKernels:
                 frontier.nodes.is_open, frontier.nodes.whole, frontier.nodes.real,
                 frontier.priority, frontier.order,
                 self.reals.new_empty(found), nodes.slot.new_empty(3, *found),
-                width, policy.spec.width, frontier.size, tree.capacity, self.num_children,
-                policy.spec.num_children, len(policy.decay) - 1, config.total_budget,
+                width, search.spec.width, frontier.size, tree.capacity, self.num_children,
+                search.spec.num_children, len(policy.decay) - 1, config.total_budget,
                 config.min_new_tokens, config.max_new_tokens, config.min_children,
                 2**31 - 1 if most is None else most,
                 batch,
@@ -147,7 +147,7 @@ class StepKernels:
 
 
 @triton.jit(do_not_specialize=["budget", "width", "size", "capacity", "depths", "num_children"])
-def _pop(
+def pop_group(
     clock, count, is_active,
     open_nodes, open_whole, open_real, open_priority, open_order,
     tree_whole, tree_real, tree_path, tree_state,

@@ -56,6 +56,7 @@ class Policy(ABC):
     can_refill = False  # a search can begin while others run
     draws = False  # children are drawn, by `draw`
     can_look_ahead = False  # nodes may be evaluated before they are popped
+    may_end_early = False  # a pass may take several steps, so nobody knows when a search can end
     spec: BatchSpec
     judge: Judge  # for policies that choose among children by themselves; set by the batch
     is_active: Bool[Tensor, " batch"]
@@ -110,6 +111,15 @@ class Policy(ABC):
     def resized(self, rows: Sequence[int], batch: int) -> Policy:
         """Return a batch of another size that goes on with these searches, in its first rows."""
         raise AssertionError("only policies that can refill are resized")
+
+    @property
+    def nodes_per_pass(self) -> int:
+        """Count the places for nodes of the next pass."""
+        return self.spec.width
+
+    def spent(self, row: int) -> tuple[int, int] | None:
+        """Return a search's passes and evaluated nodes, where these are not steps and popped."""
+        return None
 
     @property
     def most_steps(self) -> int:

@@ -68,10 +68,9 @@ def push_children(
 
     # What becomes of them.
     exists = is_child & (last > float("-inf"))
-    stops = tl.load(is_stop + tl.maximum(token, 0), mask=exists, other=0) != 0
-    may_open = exists & ~(stops & (depth < min_new_tokens))
-    is_among_best = tl.cumsum(may_open.to(tl.int32), axis=1) <= min_children
-    passes = may_open & ((last >= tl.load(reals)) | is_among_best)
+    stops, may_open, passes = gate(
+        token, last, exists, depth, is_stop, reals, min_new_tokens, min_children
+    )
     is_complete = passes & stops
     too_long = passes & ~stops & (depth >= max_new_tokens)
     opens = passes & ~stops & (depth < max_new_tokens)
@@ -146,7 +145,7 @@ def push_children(
     # The best of it stays, in the same order.
     is_node = is_old | is_new
     age = tl.minimum(tl.maximum(now + 1 - node_step, 0), last_age)
-    order = _ordered(node_score - tl.load(decays + age))
+    order = ordered(node_score - tl.load(decays + age))
     order = tl.where(is_node, order, _LOWEST)
     stays = is_node & _among_best(order, is_node, size)
     drops = is_node & ~stays
@@ -202,6 +201,16 @@ def push_children(
 
 
 @triton.jit
+def gate(token, last, exists, depth, is_stop, reals, min_new_tokens, min_children):
+    """Return which children end a text by their token, may be opened, and are likely enough."""
+    stops = tl.load(is_stop + tl.maximum(token, 0), mask=exists, other=0) != 0
+    may_open = exists & ~(stops & (depth < min_new_tokens))
+    is_among_best = tl.cumsum(may_open.to(tl.int32), axis=1) <= min_children
+    passes = may_open & ((last >= tl.load(reals)) | is_among_best)
+    return stops, may_open, passes
+
+
+@triton.jit
 def _rank(scratch_real, scratch_token, scratch_flat, scratch_order, num_found, block: tl.constexpr):
     """Order what was found by child probability, token id and place in the group."""
     node = tl.arange(0, block)
@@ -252,7 +261,7 @@ def _total(x):
 
 
 @triton.jit
-def _ordered(x):
+def ordered(x):
     """Turn reals into whole numbers of the same order."""
     x = tl.where(x == 0.0, 0.0, x)  # −0 and 0 are equal
     bits = x.to(tl.int64, bitcast=True)

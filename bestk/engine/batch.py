@@ -21,7 +21,7 @@ from bestk.core.policy import Plan, Shape
 from bestk.core.record import Finding, Standing, texts_of
 from bestk.engine.evaluator import Evaluator
 from bestk.engine.graphs import GraphRunner
-from bestk.engine.prefetch import prefetch_of, rows_of_pass, with_room
+from bestk.engine.prefetch import captured, prefetch_of, rows_of_pass, with_room
 from bestk.engine.request import Request
 from bestk.engine.results import hypotheses_of, result_of
 from bestk.nodes import Children, Verdict
@@ -112,10 +112,12 @@ class Batch:
         )
         prompts = [request.ids for request in requests[:rows]]
         prompts += prompts[:1] * (rows - len(prompts))
-        ahead = rows_of_pass(first, self.policy, backend.capabilities)
+        ahead = rows_of_pass(first, self.policy, backend.capabilities, rows)
         spec = with_room(self.policy.spec, ahead)
         self.session = backend.start(prompts, spec, prompt_size)
-        self.prefetch = prefetch_of(first, self.policy, self.session, spec)
+        ahead = rows_of_pass(first, self.policy, self.session.capabilities, rows)
+        self.prefetch = prefetch_of(first, self.policy, spec, ahead)
+        self.policy = captured(first, self.policy, self.session, spec, ahead)
         self.num_rows, self.prompt_size = rows, prompt_size
         is_static = self.policy.is_static and self.session.capabilities.static
         self.graphs = GraphRunner() if is_static and device.type == "cuda" else None
@@ -212,8 +214,8 @@ class Batch:
 
     def result(self, row: Row, finding: Finding, now: float) -> SearchResult:
         """Make a result of what a search has found."""
-        spent = None if self.prefetch is None else self.prefetch.spent(row.number)
-        return result_of(row.request, finding, now - row.begun, spent)
+        source = self.policy if self.prefetch is None else self.prefetch
+        return result_of(row.request, finding, now - row.begun, source.spent(row.number))
 
     def close(self) -> None:
         """Free the model's memory of all searches."""
@@ -261,7 +263,7 @@ class Batch:
     def _passes(self) -> int:
         """Choose how many passes to make before anybody looks: one, but where a look is dear."""
         is_seen = any(r.request.is_watched or r.request.seconds for r in self.rows.values())
-        if self.device.type != "cuda" or is_seen:
+        if self.device.type != "cuda" or is_seen or self.policy.may_end_early:
             return 1
         # A search that never runs short of nodes ends when its budget does: look then, not later.
         ahead = [row.most_calls - self.calls for row in self.rows.values()]
@@ -269,13 +271,14 @@ class Batch:
 
     def _replay(self, graphs: GraphRunner) -> None:
         """Take a step by replaying it."""
+        width = self.policy.nodes_per_pass
         if self.evaluator.is_static:
-            graphs.run("pass", self._pass)
+            graphs.run(f"pass of {width}", self._pass)
             return
-        plan, found = graphs.run("forward", self._forward)
+        plan, found = graphs.run(f"forward of {width}", self._forward)
         children = self.evaluator.children(plan.nodes, found)
-        fed = graphs.feed("children", _flat(children))
-        graphs.run("step", lambda: self.policy.step(plan, _unflat(fed, children)))
+        fed = graphs.feed(f"children of {width}", _flat(children))
+        graphs.run(f"step of {width}", lambda: self.policy.step(plan, _unflat(fed, children)))
 
     def _pass(self) -> None:
         plan, found = self._forward()

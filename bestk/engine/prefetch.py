@@ -30,20 +30,29 @@ from bestk.nodes import BatchSpec, Children, NodeBatch, Verdict
 SPARE = 16
 # What a pass costs on a CPU besides its nodes, in nodes; and passes beyond one for each level.
 PASS, _LEVELS = 24, 2
+# Rows of a captured pass: more than so many, or than so many beams, nobody pops later.
+_MOST_ROWS, _BEAMS, _ROUNDED = 64, 3, 8
 
 
-def rows_of_pass(request: Request, policy: Policy, can: Capabilities) -> int:
+def rows_of_pass(request: Request, policy: Policy, can: Capabilities, batch: int) -> int:
     """Return how many nodes of a search a pass may evaluate, 0 where each is when it is popped.
 
-    Code of others sees every node that is evaluated, and may count them: it is asked first.
+    Code of others sees every node that is evaluated, and may count them: it is asked first. Where
+    a pass is captured, it may take several steps; who watches wants to hear of each.
     """
-    hooks, asked = request.hooks, request.prefetch
-    if not policy.can_look_ahead or can.static or hooks.allowed is not None:
+    hooks, asked, width = request.hooks, request.prefetch, policy.spec.width
+    is_captured = isinstance(policy, BestK) and policy.kernels is not None
+    is_out = hooks.allowed is not None or (is_captured and request.is_watched)
+    if not policy.can_look_ahead or is_out:
         return 0
     if asked is not None:
-        return asked
-    is_worth_it = 2 * can.ridge >= 3 * policy.spec.width
-    return can.ridge if is_worth_it and not hooks.see_nodes else 0
+        return max(asked, width) if asked and is_captured else asked
+    rows = can.ridge
+    if is_captured:
+        beams = -(-policy.spec.slots // policy.spec.depth)
+        wanted = -(-_BEAMS * beams // _ROUNDED) * _ROUNDED
+        rows = min(can.ridge // batch, wanted, _MOST_ROWS)
+    return rows if 2 * rows >= 3 * width and not hooks.see_nodes else 0
 
 
 def with_room(spec: BatchSpec, rows: int) -> BatchSpec:
@@ -61,15 +70,26 @@ class Pass(NamedTuple):
     slots: dict[int, Int[np.ndarray, " nodes"]]
 
 
-def prefetch_of(
-    request: Request, policy: Policy, session: Session, spec: BatchSpec
-) -> Prefetch | None:
+def prefetch_of(request: Request, policy: Policy, spec: BatchSpec, rows: int) -> Prefetch | None:
     """Return what evaluates nodes of such searches ahead of time, None where nothing should."""
-    rows = rows_of_pass(request, policy, session.capabilities)
-    if not rows:
+    if not rows or not isinstance(policy, BestK) or policy.kernels is not None:
         return None
-    assert isinstance(policy, BestK)
     return Prefetch(policy, spec, rows, is_asked=request.prefetch is not None)
+
+
+def captured(
+    request: Request, policy: Policy, session: Session, spec: BatchSpec, rows: int
+) -> Policy:
+    """Return a policy that evaluates ahead of time by kernels, where it and the session can."""
+    if not rows or not isinstance(policy, BestK) or policy.kernels is None:
+        return policy
+    from bestk.ahead.best_k import BestKAhead
+
+    is_static = session.capabilities.static or policy.search.shape.device.type == "cpu"
+    if not is_static or not BestKAhead.fits(policy, spec):
+        return policy
+    ahead = BestKAhead(policy, spec, is_asked=request.prefetch is not None)
+    return ahead if ahead.does_run() else policy
 
 
 class Prefetch:

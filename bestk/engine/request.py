@@ -87,7 +87,7 @@ class Request:
         captured: tuple[Hashable, ...] = ()
         if backend.device.type == "cuda":  # a graph holds one evaluation, or none
             graph = evaluation if evaluation.is_static else None
-            captured = (graph, evaluation.judges, len(self.barred))
+            captured = (graph, evaluation.judges, len(self.barred), self.is_watched)
         kind = backend.kind(self.ids, self.spec)
         ahead = self.prefetch, self.hooks.see_nodes
         return id(backend), shape, self.method, kind, captured, is_named, ahead

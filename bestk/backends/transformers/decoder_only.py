@@ -29,8 +29,8 @@ from bestk.nodes import BatchSpec, NodeBatch
 
 logger = logging.getLogger("bestk")
 
-# Rows that a CPU multiplies with weights in hardly more time than it takes to read them.
-RIDGE = 16
+# Rows that a device multiplies with weights in hardly more time than it takes to read them.
+RIDGE = {"cpu": 16, "cuda": 200}
 
 
 class DecoderOnlyBackend(Backend):
@@ -45,8 +45,8 @@ class DecoderOnlyBackend(Backend):
         self.name = self.model.name
         self.vocab_size = self.model.vocab_size
         self.eos_ids = self.model.eos_ids
-        is_on_cpu = {weight.device.type for weight in model.parameters()} == {"cpu"}
-        ridge = RIDGE if is_on_cpu else 0
+        devices = {weight.device.type for weight in model.parameters()}
+        ridge = min(RIDGE.get(device, 0) for device in devices)
         self.capabilities = Capabilities(resize=True, max_length=self.model.max_length, ridge=ridge)
         self._noticed: set[str] = set()
         self._tried: dict[Hashable, str | None] = {}
@@ -156,12 +156,12 @@ class TreeSession(Session):
     ) -> None:
         self.model = model
         self.with_kernel = with_kernel
-        is_static = with_kernel and model.is_static
+        is_static, kind = with_kernel and model.is_static, model.device.type
         self.capabilities = Capabilities(
             resize=not with_kernel,
             static=is_static,
             static_prefill=is_static,
-            ridge=RIDGE if model.device.type == "cpu" else 0,
+            ridge=RIDGE[kind] if kind == "cpu" or (kind == "cuda" and is_static) else 0,
         )
         lengths = [len(prompt) for prompt in prompts]
         size = max(*lengths, prompt_size)
