@@ -1,10 +1,11 @@
 """Shows that no speed-up changes a result: every way of running gives the same trees in float32.
 
-    python benchmarks/gpu_same_tree.py [FAMILY ...]
+    python benchmarks/gpu_same_tree.py [--quick] [FAMILY ...]
 
 Compares, on one GPU: masks and plain steps, the tree kernel and plain steps, the captured graph, a
-captured batch with refilled lanes; decoder-only and encoder-decoder; Algorithm 2 and the policy
-that is told how many texts are wanted, which is compared with a CPU too.
+captured batch with refilled lanes, nodes evaluated ahead of time; decoder-only and encoder-decoder;
+Algorithm 2 and the policy that is told how many texts are wanted, which is compared with a CPU too.
+With --quick eight prompts, and of the ways with masks and plain steps none.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def compare(name: str, config: Any, policy: str) -> None:
+def compare(name: str, config: Any, policy: str, *, is_quick: bool) -> None:
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
     if config.is_encoder_decoder:
@@ -87,7 +88,8 @@ def compare(name: str, config: Any, policy: str) -> None:
     model = auto.from_config(config).eval().cuda().float()
     source = random.Random(0)
     prompts = [
-        [source.randrange(3, 1000) for _ in range(source.randint(5, 300))] for _ in range(24)
+        [source.randrange(3, 1000) for _ in range(source.randint(5, 300))]
+        for _ in range(8 if is_quick else 24)
     ]
     options: dict[str, Any] = {"max_new_tokens": 20, "min_prob": 0.035, **POLICIES[policy]}
 
@@ -103,22 +105,27 @@ def compare(name: str, config: Any, policy: str) -> None:
         return found
 
     lm = bestk.from_transformers(model)
-    asked = dict(os.environ)
-    # What is compared with has no kernels at all.
-    os.environ["BESTK_KERNELS"] = "none"
-    ways = {"masks": plain(False)}
-    os.environ.clear()
-    os.environ.update(asked)
-    bestk.search(lm, prompts[0], **options)  # tries the model out
-    if getattr(lm.backend, "_with_kernel", False):
-        ways["kernel"] = plain(True)
-    ways["graph, one by one"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
-    ways["graph, again"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
-    ways["graph, 8 lanes"] = bestk.search(lm, prompts, batch_size=8, **options)
-    ways["graph, 24 lanes"] = bestk.search(lm, prompts, batch_size=24, **options)
-    if "num_texts" in options:
-        ways["cpu"] = bestk.search(bestk.from_transformers(model.cpu()), prompts, **options)
-    truth = ways["masks"]
+    ways = {}
+    if not is_quick:
+        asked = dict(os.environ)
+        # What is compared with has no kernels at all.
+        os.environ["BESTK_KERNELS"] = "none"
+        ways["masks"] = plain(False)
+        os.environ.clear()
+        os.environ.update(asked)
+        bestk.search(lm, prompts[0], **options)  # tries the model out
+        if getattr(lm.backend, "_with_kernel", False):
+            ways["kernel"] = plain(True)
+        ways["one by one"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
+        ways["again"] = [bestk.search(lm, prompt, **options) for prompt in prompts]
+        ways["24 lanes"] = bestk.search(lm, prompts, batch_size=24, **options)
+    ways["8 lanes"] = bestk.search(lm, prompts, batch_size=8, **options)
+    if "num_texts" not in options:
+        ways["8 lanes, not ahead"] = bestk.search(lm, prompts, batch_size=8, prefetch=0, **options)
+        ways["3 lanes, ahead"] = bestk.search(lm, prompts, batch_size=3, prefetch=24, **options)
+        ways["one by one, ahead"] = [bestk.search(lm, x, prefetch=32, **options) for x in prompts]
+    ways["cpu"] = bestk.search(bestk.from_transformers(model.cpu()), prompts, **options)
+    truth = next(iter(ways.values()))
     for way, results in ways.items():
         told(f"{name} {policy}", way, truth, results)
 
@@ -139,9 +146,10 @@ def told(name: str, way: str, truth: list[Any], results: list[Any]) -> None:
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     logging.getLogger("bestk").setLevel(logging.ERROR)  # random weights complete few texts
-    for name in sys.argv[1:] or families():
+    is_quick = "--quick" in sys.argv
+    for name in [name for name in sys.argv[1:] if name != "--quick"] or families():
         for policy in POLICIES:
-            compare(name, families()[name], policy)
+            compare(name, families()[name], policy, is_quick=is_quick)
 
 
 if __name__ == "__main__":
