@@ -99,7 +99,7 @@ def measure(lm: Any, k: int, budget: int, args: argparse.Namespace, floor: float
                 found[way], seconds = run(lm, ids, way, rows, config)
                 every[way].append(seconds)
         found[WAYS[3]], seconds = run(lm, ids, WAYS[3], rows, config)
-    line: dict[str, Any] = {"k": k, "budget": budget, "batch": args.batch, "rows": rows}
+    line: dict[str, Any] = {"k": k, "budget": budget, "batch": args.batch, "asked": rows}
     line["depth"] = statistics.mean(int(one.tree.depth.max()) for one in found["off"])
     for way in WAYS:
         costs = [one.cost for one in found[way]]
