@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bestk.config import SearchConfig
@@ -108,6 +108,24 @@ class TreePolicy(Policy):
         is_stop = self.is_stop[children.token.clamp(min=0)] & exists
         return is_stop | (self.judge(nodes, children, exists & ~is_stop) & exists)
 
+    def endings(
+        self, nodes: NodeBatch, children: Children
+    ) -> tuple[Int[Tensor, "batch nodes stops"], Float[Tensor, "batch nodes stops"]] | None:
+        """Return the tokens that end a text by rule behind these nodes, with log p, else −inf.
+
+        The rule is `end_prob`, the same for every method; None where none was asked for.
+        """
+        if (named := self.named(nodes)) is None:
+            return None
+        token, least = named
+        if children.whole is not None:
+            value = children.whole.gather(2, token.clamp(min=0)).double()
+        else:
+            is_listed = token[..., None] == children.token[..., None, :]
+            value = children.log_prob[..., None, :].double().where(is_listed, -math.inf).amax(-1)
+        passes = (token >= 0) & (value >= least)
+        return token, value.where(passes & nodes.is_valid[..., None], -math.inf)
+
 
 def check_plain(kind: str, config: SearchConfig) -> None:
     """Refuse the settings that only best-k search and best-first search heed."""
@@ -145,6 +163,8 @@ def shared(config: SearchConfig) -> str:
     fields = [f"b:{config.beam_size}", f"T:{config.max_new_tokens}"]
     if config.min_new_tokens:
         fields.append(f"minnewtokens:{config.min_new_tokens}")
+    if (config.end_prob or 1) < 1:
+        fields.append(f"endprob:{config.end_prob:g}")
     for name in ("stop_ids", "stop"):
         if value := getattr(config, name):
             fields.append(f"{name.replace('_', '')}:{','.join(map(repr, value))}")

@@ -109,8 +109,12 @@ class BeamPolicy(TreePolicy):
             slots=self.size * self.num_teams * config.max_new_tokens,
             depth=config.max_new_tokens,
             num_children=min(shape.vocab_size, self._num_children(config)),
+            num_forced=0 if method.filter is not None else shape.num_forced,
         )
-        super().__init__(config, shape, spec, self.num_candidates * self.num_teams)
+        super().__init__(
+            config, shape, spec, self.num_candidates * self.num_teams + shape.num_forced
+        )
+        self.by_rule = Nodes.empty(shape.batch, 0, shape.device)  # texts that a rule ended
         self.teams = [
             Team(
                 shape.batch,
@@ -168,6 +172,12 @@ class BeamPolicy(TreePolicy):
             tokens.append(table.token)
             log_probs.append(table.log_prob)
             states.append(torch.where(exists, kept[:, None], int(State.NONE)))
+        if (endings := self.endings(plan.nodes, children)) is not None:
+            self._end(plan, *endings)
+            tokens.append(endings[0])
+            log_probs.append(endings[1])
+            ends = endings[1] > -math.inf
+            states.append(torch.where(ends, int(State.COMPLETE), int(State.NONE)))
         children = Children(torch.cat(tokens, dim=2), torch.cat(log_probs, dim=2))
         score = plan.log_prob[..., None] + children.log_prob  # beams go by their likelihood
         self.tree.record(plan.nodes, children, score, torch.cat(states, dim=2))
@@ -175,12 +185,14 @@ class BeamPolicy(TreePolicy):
     def findings(self, rows: Sequence[int], *, keep_tree: bool = True) -> list[Finding]:
         """Read the finished texts out of the trees, each team's best first, best team first."""
         counts, clocks = self.tree.count.tolist(), self.clock.tolist()
-        found_by = [self._found(team) for team in self.teams]
+        found_by = [self._found(team.finished) for team in self.teams]
         if self.method.num_runs is not None:  # of each run the best
             found_by = [[texts[:1] for texts in found] for found in found_by]
-        findings = []
+        by_rule, findings = self._found(self.by_rule), []
         for row in rows:
             found = [text for texts in found_by for text in texts[row]]
+            known = {text.token_ids for text in found}
+            found += [text for text in by_rule[row] if text.token_ids not in known]
             found.sort(key=lambda f: -(f.score or 0.0))
             findings.append(
                 Finding(
@@ -195,9 +207,9 @@ class BeamPolicy(TreePolicy):
             )
         return findings
 
-    def _found(self, team: Team) -> list[list[Found]]:
-        """List a team's finished texts, row by row; the device is asked once for all of them."""
-        done, tree = team.finished, self.tree
+    def _found(self, done: Nodes) -> list[list[Found]]:
+        """List finished texts, row by row; the device is asked once for all of them."""
+        tree = self.tree
         rows = torch.arange(len(done.parent), device=done.parent.device)[:, None]
         parent, child = done.parent, done.child
         path = tree.path[rows, parent].clamp(min=0)  # [batch, texts, depth]
@@ -267,7 +279,7 @@ class BeamPolicy(TreePolicy):
         last = self._allowed(last, token)
         score = team.scores(self.depth)[..., None] + last
         if self.method.num_groups > 1:
-            times = used.gather(1, token.flatten(1)).view_as(score)
+            times = used.gather(1, token.flatten(1).clamp(min=0)).view_as(score)
             score = score - self.method.diversity_penalty * times
         # A stable sort: equal scores by beam, then by probability, then by lower id.
         order = score.flatten(1).sort(dim=1, descending=True, stable=True).indices
@@ -334,6 +346,28 @@ class BeamPolicy(TreePolicy):
             log_prob=plan.log_prob.gather(1, place) + last,
             last_log_prob=last,
         )
+
+    def _end(
+        self,
+        plan: Plan,
+        token: Int[Tensor, "batch nodes stops"],
+        value: Float[Tensor, "batch nodes stops"],
+    ) -> None:
+        """Note the texts that end by rule; beams go on as if there were none."""
+        number = torch.arange(token.shape[2], device=token.device)
+        total = (plan.log_prob[..., None] + value).flatten(1)
+        ended = Nodes.of(
+            is_open=value.flatten(1) > -math.inf,
+            token=token.flatten(1),
+            parent=plan.nodes.slot[..., None].expand(token.shape).flatten(1),
+            child=(self.num_teams * self.num_candidates + number).expand(token.shape).flatten(1),
+            depth=torch.full_like(token.flatten(1), self.depth + 1),
+            step=self.clock[:, None].expand_as(total),
+            score=total,
+            log_prob=total,
+            last_log_prob=value.flatten(1),
+        )
+        self.by_rule = Nodes.joined(self.by_rule, ended)
 
     def _allowed(
         self, last: Float[Tensor, "batch beams tokens"], token: Int[Tensor, "batch beams tokens"]

@@ -97,6 +97,32 @@ class Draw:
     slot: int = 0  # of the last token that was expanded
     step: int = 0
     is_complete: bool = False
+    by_rule: list[Found] = field(default_factory=list)  # texts that could end on the way
+
+    def end(self, token: int, log_prob: float) -> None:
+        """End a text here by rule, and go on."""
+        log_probs = (*self.log_probs, log_prob)
+        ids = (*self.tokens, token)
+        self.by_rule.append(
+            Found(
+                token_ids=ids,
+                log_probs=log_probs,
+                log_prob=sum(log_probs),
+                step=self.step,
+                is_complete=True,
+            )
+        )
+
+    def found(self) -> list[Found]:
+        """Return its text, behind those that a rule ended; one that it drew too is one."""
+        whole = Found(
+            token_ids=tuple(self.tokens),
+            log_probs=tuple(self.log_probs),
+            log_prob=sum(self.log_probs),
+            step=self.step,
+            is_complete=self.is_complete,
+        )
+        return [*(text for text in self.by_rule if text.token_ids != whole.token_ids), whole]
 
     def newest(self) -> Step:
         """Return its newest token, as what is asked of the model next."""
@@ -193,6 +219,7 @@ class SamplingPolicy(TreePolicy):
                 draw.slot = count + place
         self.take(plan)
         if not plan.is_begin:
+            self._end(plan.nodes, children)
             self._extend(plan.nodes, children.whole)
         self._fill()
 
@@ -202,16 +229,7 @@ class SamplingPolicy(TreePolicy):
         for number in rows:
             row = self.rows[number]
             done = [draw for draw in row.draws if row.is_done(draw)]
-            found = [
-                Found(
-                    token_ids=tuple(draw.tokens),
-                    log_probs=tuple(draw.log_probs),
-                    log_prob=sum(draw.log_probs),
-                    step=draw.step,
-                    is_complete=draw.is_complete,
-                )
-                for draw in done
-            ]
+            found = [text for draw in done for text in draw.found()]
             reason = "budget" if self.method.num_draws is None else "num_draws"
             findings.append(
                 Finding(
@@ -253,6 +271,15 @@ class SamplingPolicy(TreePolicy):
                 strict=True,
             )
         ]
+
+    def _end(self, nodes: NodeBatch, children: Children) -> None:
+        """Note the texts that end by rule."""
+        if (endings := self.endings(nodes, children)) is None:
+            return
+        tokens, values = endings
+        for number, place, which in (values > -math.inf).nonzero().tolist():
+            at = number, place, which
+            self.rows[number].under_way[place].end(int(tokens[at]), float(values[at]))
 
     def _extend(self, nodes: NodeBatch, log_probs: Float[Tensor, "batch nodes vocab"]) -> None:
         """Draw the next token of every draw."""

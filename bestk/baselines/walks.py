@@ -7,19 +7,22 @@ expansions pays for C different prefixes, and walks begin until it is spent. The
 - `shared`: independent of one another;
 - `distinct`: no text is drawn twice (Kool et al. 2019; Shi et al. 2020), by taking what was found
   out of the probabilities on its path;
-- `arithmetic`: each by one number of a sequence that fills 0 to 1 evenly (Vilnis et al. 2023).
+- `arithmetic`: each by one number of a sequence that fills 0 to 1 evenly (Vilnis et al. 2023);
+- `leaves`: not drawn: each leaves the tree at the likeliest branch that none took, and goes on with
+  the likeliest token (distinct leaf enumeration, arXiv 2604.20500).
 
 Choices are made on the host, from the few tokens that the filter keeps. Knows no text.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,7 +33,7 @@ from bestk.core.policy import Plan, Shape
 from bestk.core.record import Finding, Found
 from bestk.nodes import BatchSpec, Children
 
-WALKS = ("shared", "distinct", "arithmetic")
+WALKS = ("shared", "distinct", "arithmetic", "leaves")
 
 _MOST_IDLE = 100  # walks one after another that ask for no new node: then there is none
 _USUAL_LENGTH = 0.6  # of a text, as a share of T, before any has ended
@@ -46,6 +49,7 @@ class Node:
     token: int
     log_prob: float  # of its token
     depth: int
+    reach: float = 0.0  # log-probability of the path, as the filter leaves it
     slot: int = 0
     is_known: bool = False
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -55,6 +59,17 @@ class Node:
     sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     children: dict[int, Node] = field(default_factory=dict)
     found: set[int] = field(default_factory=set)  # places of texts that have been drawn
+
+    def place_of(self, token: int, log_prob: float) -> int:
+        """Return the place of a token; one that the filter leaves out gets a place without p."""
+        (places,) = np.nonzero(self.tokens == token)
+        if len(places):
+            return int(places[0])
+        self.tokens = np.append(self.tokens, token)
+        self.log_probs = np.append(self.log_probs, log_prob)
+        self.full, self.weights = np.append(self.full, 0.0), np.append(self.weights, 0.0)
+        self.sums = self.weights.cumsum()
+        return len(self.tokens) - 1
 
     def learn(
         self,
@@ -94,6 +109,7 @@ class Walk:
 
     node: Node
     code: float | None = None
+    first: int | None = None  # the place that it begins with
 
 
 class Walkers:
@@ -108,6 +124,8 @@ class Walkers:
         self.walks: list[Walk] = []
         self.pending: list[Node] = []
         self.texts: list[Found] = []
+        self.branches: list[tuple[float, int, Node, int]] = []  # that no walk took, a heap
+        self.count = itertools.count()
         self.expanded, self.calls = 1, 1
         self.num_begun = self.num_idle = 0
         self.is_over = False
@@ -115,6 +133,10 @@ class Walkers:
     def begin(self) -> None:
         """Begin walks while there is room for them to end; one at least."""
         while not self.is_over and len(self.walks) < self.width and self._has_room():
+            if self.how == "leaves":
+                if not self._branch_off():
+                    return
+                continue
             if self.num_idle >= _MOST_IDLE or self.root.sums[-1] <= _NOTHING:
                 self.is_over = not self.walks
                 return
@@ -128,6 +150,9 @@ class Walkers:
     def pick(self, walk: Walk) -> int | None:
         """Draw a token of a known node; None where nothing is left below it."""
         sums = walk.node.sums
+        if self.how == "leaves":
+            place, walk.first = walk.first, None
+            return int(walk.node.full.argmax()) if place is None else place
         if sums[-1] <= _NOTHING:
             return None
         at = (self.source.random() if walk.code is None else walk.code) * sums[-1]
@@ -147,19 +172,34 @@ class Walkers:
         child = node.children.get(place)
         if child is None:
             token, log_prob = int(node.tokens[place]), float(node.log_probs[place])
-            child = Node(node, place, token, log_prob, node.depth + 1)
+            reach = node.reach + float(np.log(node.full[place]))
+            child = Node(node, place, token, log_prob, node.depth + 1, reach)
             node.children[place] = child
             self.pending.append(child)
             self.num_idle = 0
         walk.node = child
+
+    def learn(self, node: Node) -> None:
+        """Note the branches of a node that the walk which waits there does not take."""
+        taken = -1 if node is self.root else int(node.full.argmax())
+        for place in np.flatnonzero(node.full).tolist() if self.how == "leaves" else ():
+            if place != taken:
+                reach = node.reach + float(np.log(node.full[place]))
+                heapq.heappush(self.branches, (-reach, next(self.count), node, place))
+
+    def end_at(self, node: Node, token: int, log_prob: float) -> None:
+        """End a text here by rule, whatever the filter says of it; walks go on."""
+        place = node.place_of(token, log_prob)
+        if place not in node.found:
+            self._end(node, place, is_complete=True)
 
     def plan(self) -> list[Node]:
         """Return the nodes to be evaluated next, as many as are paid for."""
         return self.pending[: max(0, min(self.width, self.budget - self.expanded))]
 
     def _end(self, node: Node, place: int, *, is_complete: bool) -> None:
-        if self.how == "distinct" and place in node.found:
-            return  # another walk was under way to the same text
+        if self.how in ("distinct", "leaves") and place in node.found:
+            return  # another walk was under way to the same text, or a rule ended it
         node.found.add(place)
         whole = node.path()
         log_probs = (*(n.log_prob for n in whole), float(node.log_probs[place]))
@@ -177,6 +217,19 @@ class Walkers:
             while node.parent is not None:
                 node.parent.reweigh(node.place, float(node.sums[-1]))
                 node = node.parent
+
+    def _branch_off(self) -> bool:
+        """Begin at the likeliest branch, unless a walk may still come by one that is likelier."""
+        if not self.branches:
+            self.is_over = not self.walks
+            return False
+        # What a walk does not take has at most half of what there is.
+        most = max((walk.node.reach for walk in self.walks), default=-np.inf) + np.log(0.5)
+        if -self.branches[0][0] < most:
+            return False
+        _, _, node, place = heapq.heappop(self.branches)
+        self.walks.append(Walk(node, first=place))
+        return True
 
     def _has_room(self) -> bool:
         lengths = [len(text.token_ids) for text in self.texts]
@@ -236,7 +289,7 @@ class WalkPolicy(TreePolicy):
             for place, node in enumerate(nodes):
                 node.slot = count + place
         self.take(plan)
-        self._learn(plan, [node for nodes in planned for node in nodes], children.whole)
+        self._learn(plan, planned, children)
         if not plan.is_begin:
             for row, nodes in zip(self.rows, planned, strict=True):
                 row.pending = row.pending[len(nodes) :]
@@ -261,12 +314,15 @@ class WalkPolicy(TreePolicy):
     def _learn(
         self,
         plan: Plan,
-        nodes: Sequence[Node],
-        log_probs: Float[Tensor, "batch nodes vocab"],
+        planned: Sequence[Sequence[Node]],
+        children: Children,
     ) -> None:
         """Bring the tokens that the filter keeps to the host, for every planned node."""
-        if not nodes:  # all has ended, and nobody has looked yet
+        owners = [(row, node) for row, own in zip(self.rows, planned, strict=True) for node in own]
+        if not owners:  # all has ended, and nobody has looked yet
             return
+        log_probs = children.whole
+        assert log_probs is not None
         if self.config.min_new_tokens:
             too_early = (plan.nodes.depth + 1 < self.config.min_new_tokens)[..., None]
             log_probs = log_probs.masked_fill(too_early & self.is_stop, -torch.inf)
@@ -277,8 +333,15 @@ class WalkPolicy(TreePolicy):
         token = kept.nonzero()[:, 1]
         columns = token, own[kept].double(), weights[kept].exp()
         parts = [np.split(c.cpu().numpy(), np.cumsum(counts)[:-1]) for c in columns]
-        for node, *told in zip(nodes, *parts, strict=True):
+        for (row, node), *told in zip(owners, *parts, strict=True):
             node.learn(*told)
+            row.learn(node)
+        if (endings := self.endings(plan.nodes, children)) is None:
+            return
+        stops, values = (column[plan.nodes.is_valid] for column in endings)
+        for number, place in (values > -torch.inf).nonzero().tolist():
+            row, node = owners[number]
+            row.end_at(node, int(stops[number, place]), float(values[number, place]))
 
     def _walk(self) -> None:
         """Take every walk along tokens until all wait for nodes, or have ended."""

@@ -67,6 +67,10 @@ class ConstraintSet:
         self.constraints = tuple(constraints)
         self.decode = decode
         self.num_forced = sum(constraint.num_forced for constraint in constraints)
+        # Of each token that they name, the log-probability from which it is opened.
+        self.least = torch.tensor(
+            [one.least_log_prob for one in constraints for _ in range(one.num_forced)]
+        )
         self.restricts = any(constraint.restricts for constraint in constraints)
         self.enders = self._overriding("completes")
         self.scorers = self._overriding("bonus")

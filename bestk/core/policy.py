@@ -35,6 +35,8 @@ class Plan:
 
 # Returns which of the children asked about complete a text, by what they read as.
 Judge = Callable[[NodeBatch, Children, Tensor], Tensor]
+# Returns the tokens that rules name for nodes and how likely they must be; None without rules.
+Named = Callable[[NodeBatch], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class Policy(ABC):
     may_end_early = False  # a pass may take several steps, so nobody knows when a search can end
     spec: BatchSpec
     judge: Judge  # for policies that choose among children by themselves; set by the batch
+    named: Named  # for the same
     is_active: Bool[Tensor, " batch"]
 
     @abstractmethod

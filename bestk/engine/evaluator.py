@@ -150,7 +150,7 @@ class Evaluator:
         self.of_row: list[Evaluation | None] = [None] * batch
         self.contexts = ContextTable(batch, device, width, policy.spec.slots + 1)
         self.parts: list[Part] = [Part(None, None)]
-        policy.judge = self.completes
+        policy.judge, policy.named = self.completes, self.named
 
     def fill(self, requests: Mapping[int, Request], prompts: dict[int, Any]) -> None:
         """Take new searches into rows; `prompts` are replaced where contexts had to be computed."""
@@ -208,6 +208,22 @@ class Evaluator:
             made.append(self._children(part, contexts, some, _rows(found, rows), judged))
             self.contexts.states[rows] = contexts.states
         return self._joined(made, nodes)
+
+    def named(self, nodes: NodeBatch) -> tuple[Tensor, Tensor] | None:
+        """Return the tokens that must be listed, −1 for none, and their least log-probability."""
+        token: Tensor | None = None
+        for one, rows in self.parts:
+            if one is None or one.constraints is None:
+                continue
+            at = torch.arange(len(nodes.token), device=nodes.token.device) if rows is None else rows
+            if (forced := one.constraints.forced(nodes.take(at))) is None:
+                continue
+            if token is None:
+                token = forced.new_full((*nodes.token.shape, forced.shape[-1]), -1)
+                least = torch.zeros(token.shape, dtype=torch.float64, device=token.device)
+            token[at] = forced
+            least[at] = one.constraints.least.to(least)
+        return None if token is None else (token, least)
 
     def completes(self, nodes: NodeBatch, children: Children, asked: Marks) -> Marks:
         """Return which of some children complete a text, by what they read as."""

@@ -8,17 +8,21 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import bestk
 from bestk.backends.toy import ToyBackend
 from bestk.baselines import Nucleus, Sampling, run_method
 from bestk.baselines.filters import Epsilon, MinProb, TopSigma
 from bestk.baselines.walks import WALKS
+from bestk.constraints import Constraint
 from bestk.engine.batch import Batch
 from bestk.errors import OptionError
+from bestk.nodes import NodeBatch
 
 FLAT = (0.05, 0.4, 0.3, 0.15, 0.1)
 
@@ -39,7 +43,7 @@ def drawn(method: Sampling, count: int, **options: Any) -> list[list[tuple[int, 
     return found
 
 
-@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("walk", WALKS[:3])
 def test_the_first_walk_follows_the_filtered_distribution(walk: str) -> None:
     total = 500
     method = Sampling(filter=Nucleus(0.8), walk=walk)
@@ -122,7 +126,26 @@ def test_walks_are_the_same_in_any_batch(walk: str) -> None:
         alone = run_method(lm, prompt, method, **options)
         assert [h.token_ids for h in alone.raw] == [h.token_ids for h in one.raw]
     other = run_method(lm, prompts[0], method, max_new_tokens=6, seed=5)
-    assert [h.token_ids for h in other.raw] != [h.token_ids for h in together[0].raw]
+    is_same = [h.token_ids for h in other.raw] == [h.token_ids for h in together[0].raw]
+    assert is_same == (walk == "leaves"), "leaves alone are not drawn"
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), lanes=st.integers(1, 6), length=st.integers(1, 5))
+def test_leaves_come_as_one_walk_after_another_finds_them(
+    seed: int, lanes: int, length: int
+) -> None:
+    """Walks side by side branch off where one alone would: at the likeliest branch not taken."""
+    lm = bestk.LanguageModel(random_toy(seed, 6))
+    options = {"beam_size": lanes, "budget": 10**4, "max_new_tokens": length, "k": 1}
+    found = run_method(lm, [1], Sampling(filter=Nucleus(0.9), walk="leaves"), **options)
+    alone = {**options, "beam_size": 1}
+    one = run_method(lm, [1], Sampling(filter=Nucleus(0.9), walk="leaves"), **alone)
+    texts = [h.token_ids for h in found.raw]
+    assert len(set(texts)) == len(texts)
+    assert set(texts) == {h.token_ids for h in one.raw}
+    distinct = run_method(lm, [1], Sampling(filter=Nucleus(0.9), walk="distinct"), **options)
+    assert {h.token_ids for h in distinct.raw} <= set(texts), "all leaves are found"
 
 
 def test_texts_are_not_too_short() -> None:
@@ -133,8 +156,6 @@ def test_texts_are_not_too_short() -> None:
 
 
 def test_filters_keep_what_they_say() -> None:
-    import torch
-
     log_probs = torch.tensor(FLAT).log()
     assert Epsilon(0.12).keeps(log_probs).tolist() == [False, True, True, True, False]
     assert Epsilon(0.9).keeps(log_probs).tolist() == [False, True, False, False, False]
@@ -178,3 +199,43 @@ def test_passes_that_nobody_looks_between_change_nothing(
     monkeypatch.setattr(Batch, "_passes", lambda _: 8)
     again = run_method(lm, prompts, Sampling(walk=walk), **options)
     assert [r.raw for r in again] == [r.raw for r in plain]
+
+
+class EndsAnywhere(Constraint):
+    """Lets any text end, where its end is likely enough."""
+
+    num_forced, least_log_prob = 1, math.log(0.2)
+
+    def forced(self, nodes: NodeBatch) -> Tensor:
+        return torch.where(nodes.depth[..., None] > 0, 0, -1)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(Sampling(filter=Nucleus(0.6), walk=walk) for walk in (None, *WALKS)),
+        *("BS", "DBS", "BNcls0.5"),
+    ],
+)
+def test_every_method_ends_texts_by_the_same_rule(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bestk.constraints.BUILDERS", [lambda config, lm: EndsAnywhere()])
+    lm = bestk.LanguageModel(random_toy(3, 12))
+    options = {"max_new_tokens": 5, "beam_size": 5, "seed": 1}
+    result = run_method(lm, [1], method, end_prob=0.2, raw=True, **options)
+    texts = {h.token_ids for h in result.raw if h.is_complete}
+    walked = {h.token_ids[:size] for h in result.raw for size in range(1, len(h.token_ids))}
+    likely = {p for p in walked if math.exp(lm.backend.log_probs((1, *p))[0]) >= 0.2}  # type: ignore[attr-defined]
+    assert likely, "the toy has texts that may end early"
+    assert {(*prefix, 0) for prefix in likely} <= texts
+    for hypothesis in result.raw:
+        prefixes = ((1, *hypothesis.token_ids[:n]) for n in range(len(hypothesis.token_ids)))
+        expected = [
+            lm.backend.log_probs(prefix)[token]  # type: ignore[attr-defined]
+            for prefix, token in zip(prefixes, hypothesis.token_ids, strict=True)
+        ]
+        assert hypothesis.log_probs == pytest.approx(expected)
+    if isinstance(method, Sampling) and method.walk in ("distinct", "leaves"):
+        assert len(result.raw) == len({h.token_ids for h in result.raw})
+    assert "endprob:0.2" in result.signature
