@@ -30,58 +30,61 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_OTHERS = ("quoref", "drop", "xsum", "recipes/queries.py", "recipes/regexes.py")
 PATIENCE = 20.0  # seconds that a process is given to stop by itself
-SEEDS = (0, 1, 2)
+
+# Six settings of every family, ours too; what was tuned on is what was held out of nothing else.
+# Beams are as wide as spends, on average, what the others do: so wide by task.
+WIDTHS = {"commongen": (14, 17), "squad": (13, 20), "scitldr": (11, 17)}  # beams, groups
 
 
-def seeded(*names: str) -> list[str]:
-    """Give each sampler every seed."""
-    return [f"{name},seed={seed}" for seed in SEEDS for name in names]
+def families(task: str) -> dict[str, list[str]]:
+    """List the settings that are tried of each family of methods, for a task."""
+    groups = WIDTHS[task][1]
+    ours = ("", ",novelty=0.5", ",novelty=1.5", ",novelty=2", ",min_prob=0.1", ",top_p=0.7")
+    swor = [f"min_p={p}" for p in (0.05, 0.1, 0.2)] + [f"temperature={t}" for t in (0.5, 0.7)]
+    return {
+        "ours": [f"BKS_diverse:end_prob=1{one}" for one in ours],
+        "min-p distinct": [f"Minp{p}:walk=distinct" for p in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)],
+        "nucleus": [f"Ncls{p}:walk=shared" for p in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)],
+        "temperature distinct": [f"Temp{t}:walk=distinct" for t in (0.3, 0.4, 0.5, 0.6, 0.7, 1.0)],
+        "diverse beam": [
+            f"DBS+:beam_size={groups},diversity_penalty={p},num_groups={groups}"
+            for p in (0.2, 0.4, 0.6, 0.8, 1.2, 1.6)
+        ],
+        "leaves": [
+            *(f"Minp{p}:walk=leaves" for p in (0.02, 0.05, 0.1, 0.2)),
+            *(f"Ncls{p}:walk=leaves" for p in (0.7, 0.9)),
+        ],
+        "arithmetic": [
+            *(f"Minp{p}:walk=arithmetic" for p in (0.05, 0.1, 0.2)),
+            *(f"Ncls{p}:walk=arithmetic" for p in (0.5, 0.7, 0.9)),
+        ],
+        "best-k last": [f"BKS_last:decay_weight={w}" for w in (0, 0.01, 0.05, 0.1, 0.2, 0.5)],
+        "stochastic beam": [f"SWOR:beam_size=16,{one}" for one in (*swor, "top_p=0.7")],
+        "top-n-sigma": [f"Nsig{n}:walk=shared" for n in (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)],
+    }
 
 
-# Ours: no ending rule on tasks, as the paper has none; and the default, which has it.
-OURS = ["BKS_diverse:end_prob=1", "BKS_mean:decay_weight=0", "BKS_last:decay_weight=0.05"]
-SAMPLERS = ["Minp0.1:walk=distinct", "Minp0.1:walk=shared", "Ncls0.5:walk=shared"]
-BEAMS = ["BS", "DBS+:diversity_penalty=0.8", "BS:beam_size=15"]
-WIDER = ["BS:beam_size=20", "DBS+:beam_size=15,diversity_penalty=0.8,num_groups=15"]
-MORE = [
-    "SWOR:min_p=0.1",
-    "SWOR:temperature=0.5",
-    "BKS_diverse:end_prob=1,novelty=0.5",
-    "BKS_diverse:end_prob=1,novelty=2",
-    "BKS_diverse",
-    "BKS_diverse:end_prob=1,k=5,num_texts=10",
-    "Ncls0.5:walk=arithmetic",
-    "Minp0.1:walk=arithmetic",
-    "Minp0.3:walk=distinct",
-    "Ncls0.8:walk=shared",
-    "DBS+:diversity_penalty=0.3",
-    "DBS+:diversity_penalty=1.5",
-]
-OTHERS = [
-    "Ncls0.7:walk=shared",
-    "Ncls0.9:walk=shared",
-    "Temp0.7:walk=shared",
-    "Temp0.5:walk=distinct",
-    "Nsig1:walk=shared",
-    "Minp0.2:walk=distinct",
-    "Ncls0.5:walk=distinct",
-]
-FIRST = [*OURS, *BEAMS, *seeded(*SAMPLERS)]
+DRAWN = ("min-p distinct", "nucleus", "temperature distinct", "arithmetic", "stochastic beam")
+RULE = "end_prob=0.01"
 CHAT = [
     "BKS_diverse",
-    "BKS_diverse:end_prob=1",
-    "Minp0.1:walk=distinct",
-    "Ncls0.8:walk=shared",
-    "BS",
-    "BKS_mean",
-    "BKS_diverse:novelty=2",
-    "BKS_diverse:novelty=0.5",
-    "Ncls0.5:walk=shared",
-    "Ncls0.9:walk=shared",
-    "DBS+:diversity_penalty=0.8",
-    "Temp0.7:walk=shared",
-    "SWOR:min_p=0.1",
+    *(
+        f"{name}{',' if ':' in name else ':'}{RULE}"
+        for name in (
+            "Minp0.1:walk=distinct",
+            "Ncls0.8:walk=shared",
+            "Minp0.05:walk=distinct",
+            "Temp0.7:walk=distinct",
+            "Ncls0.9:walk=shared",
+            "Ncls0.5:walk=shared",
+            "Minp0.1:walk=leaves",
+            "DBS+:diversity_penalty=0.8",
+            "BS",
+            "BKS_mean",
+        )
+    ),
 ]
 # A line ends the text.
 LINES = [
@@ -90,14 +93,21 @@ LINES = [
         "BKS_diverse:end_prob=1,k=25",
         "Minp0.1:walk=distinct",
         "Temp0.7:walk=distinct",
-        "Temp1:walk=shared",
-        "Minp0.1:walk=shared",
-        "Ncls0.9:walk=shared",
         "BS",
-        "BKS_mean:k=25",
-        "BKS_diverse:end_prob=1,k=25,novelty=0.5",
+        "Ncls0.9:walk=shared",
+        "Minp0.1:walk=leaves",
         "Temp1:walk=distinct",
+        "BKS_mean:k=25",
     )
+]
+OTHERS = [
+    "BKS_diverse:end_prob=1",
+    "Minp0.1:walk=distinct",
+    "Ncls0.5:walk=shared",
+    "Minp0.1:walk=leaves",
+    "DBS+:beam_size=20,diversity_penalty=0.8,num_groups=20",
+    "BS:beam_size=13",
+    "BKS_last:decay_weight=0.05",
 ]
 
 
@@ -107,8 +117,10 @@ class Run:
 
     task: str
     model: str
-    methods: Sequence[str]
     num_examples: int
+    methods: Sequence[str] = ()
+    tuned: str | None = None  # the task whose tuning names the methods
+    seeds: Sequence[int] = (0,)  # of those that draw
     split: str | None = None
     max_new_tokens: int | None = None
     beam_size: int = 10
@@ -118,49 +130,57 @@ class Run:
     @property
     def packed_as(self) -> str:
         """Name the file that the run is packed into."""
-        return "questions" if self.task in ("quoref", "drop") else Path(self.task).stem
+        return "others" if self.task in _OTHERS else Path(self.task).stem
 
 
-_CHAT = {"task": "recipes/chat.py", "model": "smollm2", "num_examples": 40}
-_COMMONGEN: dict[str, Any] = {"task": "commongen", "model": "smollm2-commongen"}
+_CHAT: dict[str, Any] = {"task": "recipes/chat.py", "model": "smollm2", "num_examples": 40}
+_COMMONGEN: dict[str, Any] = {"task": "commongen", "model": "smollm2-commongen", "batch_size": 100}
 _SQUAD: dict[str, Any] = {"task": "recipes/squad_held_out.py", "model": "smollm2-question"}
 _SCITLDR: dict[str, Any] = {"task": "scitldr", "model": "smollm2-tldr"}
 _QUESTIONS: dict[str, Any] = {"model": "smollm2-question", "num_examples": 200}
-_MULTI30K: dict[str, Any] = {"task": "multi30k-en-de", "model": "multi30k-en-de"}
+_LINES: dict[str, Any] = {
+    "model": "smollm2",
+    "style": "plain",
+    "num_examples": 60,
+    "beam_size": 100,
+    "batch_size": 12,
+    "methods": LINES,
+}
+
+
+def _tuning(task: str) -> list[str]:
+    return [name for names in families(task).values() for name in names]
+
+
+# Runs in the order of importance; those of a held-out part take what was best in tuning.
 RUNS: dict[str, Run] = {
-    "commongen": Run(**_COMMONGEN, split="dev", num_examples=300, methods=FIRST),
-    "chat-64": Run(**_CHAT, max_new_tokens=64, methods=CHAT),
-    "squad": Run(**_SQUAD, num_examples=200, methods=FIRST),
-    "scitldr": Run(**_SCITLDR, split="test", num_examples=200, methods=FIRST),
-    "chat-32": Run(**_CHAT, max_new_tokens=32, methods=CHAT),
-    "chat-128": Run(**_CHAT, max_new_tokens=128, methods=CHAT),
-    "expressions": Run(
-        task="recipes/expressions.py",
-        model="smollm2",
-        style="plain",
-        num_examples=60,
-        beam_size=100,
-        batch_size=12,
-        methods=LINES,
+    "commongen": Run(
+        **_COMMONGEN, split="dev", num_examples=300, methods=["BKS_diverse:end_prob=1"]
     ),
-    "chat-256": Run(**_CHAT, max_new_tokens=256, methods=CHAT),
-    "multi30k": Run(**_MULTI30K, num_examples=300, methods=[*OURS, *BEAMS, *SAMPLERS]),
-    "commongen-more": Run(**_COMMONGEN, split="dev", num_examples=300, methods=[*MORE, *WIDER]),
-    "squad-more": Run(**_SQUAD, num_examples=200, methods=[*MORE, *WIDER]),
-    "scitldr-more": Run(**_SCITLDR, split="test", num_examples=200, methods=[*MORE, *WIDER]),
     "commongen-tuning": Run(
-        **_COMMONGEN, split="test", num_examples=100, methods=[*OURS, *SAMPLERS, *MORE, *OTHERS]
+        **_COMMONGEN, split="test", num_examples=60, methods=_tuning("commongen")
     ),
-    "squad-tuning": Run(
-        **_SQUAD, split="validation", num_examples=100, methods=[*OURS, *SAMPLERS, *MORE, *OTHERS]
+    "squad-tuning": Run(**_SQUAD, split="validation", num_examples=60, methods=_tuning("squad")),
+    "scitldr-tuning": Run(**_SCITLDR, split="dev", num_examples=40, methods=_tuning("scitldr")),
+    "chat-64": Run(**_CHAT, max_new_tokens=64, methods=CHAT),
+    "commongen-tuned": Run(**_COMMONGEN, split="dev", num_examples=300, tuned="commongen"),
+    "squad-tuned": Run(**_SQUAD, num_examples=200, tuned="squad"),
+    "scitldr-tuned": Run(**_SCITLDR, split="test", num_examples=200, tuned="scitldr"),
+    "queries": Run(task="recipes/queries.py", **_LINES),
+    "regexes": Run(task="recipes/regexes.py", **_LINES),
+    "quoref": Run(task="quoref", **_QUESTIONS, methods=OTHERS),
+    "drop": Run(task="drop", **_QUESTIONS, methods=OTHERS),
+    "chat-128": Run(**_CHAT, max_new_tokens=128, methods=CHAT),
+    "xsum": Run(
+        task="xsum", model="smollm2", style="chat", num_examples=200, batch_size=50, methods=OTHERS
     ),
-    "scitldr-tuning": Run(
-        **_SCITLDR, split="dev", num_examples=60, methods=[*OURS, *SAMPLERS, *MORE, *OTHERS]
+    "chat-32": Run(**_CHAT, max_new_tokens=32, methods=CHAT),
+    "commongen-seeds": Run(
+        **_COMMONGEN, split="dev", num_examples=300, tuned="commongen", seeds=(1, 2)
     ),
-    "quoref": Run(task="quoref", **_QUESTIONS, methods=[*OURS, *BEAMS, *SAMPLERS]),
-    "drop": Run(task="drop", **_QUESTIONS, methods=[*OURS, *BEAMS, *SAMPLERS]),
-    "commongen-others": Run(**_COMMONGEN, split="dev", num_examples=300, methods=OTHERS),
-    "squad-others": Run(**_SQUAD, num_examples=200, methods=OTHERS),
+    "squad-seeds": Run(**_SQUAD, num_examples=200, tuned="squad", seeds=(1, 2)),
+    "scitldr-seeds": Run(**_SCITLDR, split="test", num_examples=200, tuned="scitldr", seeds=(1, 2)),
+    "chat-256": Run(**_CHAT, max_new_tokens=256, batch_size=10, methods=CHAT),
 }
 
 Job = tuple[str, str]  # run, method
@@ -189,15 +209,83 @@ def main() -> None:
         work(options)
 
 
-def jobs(only: Sequence[str], pattern: str | None) -> list[Job]:
+def jobs(only: Sequence[str], pattern: str | None, folder: Path) -> list[Job]:
     """List what is to be done, in order of importance."""
     return [
         (name, method)
         for name in RUNS
         if name in only
-        for method in RUNS[name].methods
+        for method in methods_of(name, folder)
         if pattern is None or re.search(pattern, method)
     ]
+
+
+def methods_of(name: str, folder: Path) -> list[str]:
+    """List the methods of a run; a run of what was tuned has the best of each family."""
+    run = RUNS[name]
+    if run.tuned is None:
+        return list(run.methods)
+    every = families(run.tuned)
+    scores = _scores(folder, run.tuned)
+    best = {
+        family: max(names, key=lambda one: scores.get(one, 0.0))
+        for family, names in every.items()
+        if any(one in scores for one in names)
+    }
+    fixed = [f"BS:beam_size={WIDTHS[run.tuned][0]}"]
+    drawn = [
+        f"{best[family]},seed={seed}" for seed in run.seeds for family in DRAWN if family in best
+    ]
+    first = best.get("min-p distinct", "Minp0.1:walk=distinct").replace("distinct", "shared")
+    drawn += [f"{first},seed={seed}" for seed in run.seeds]
+    if 0 not in run.seeds:
+        return drawn
+    own = [best[family] for family in every if family in best and family not in DRAWN]
+    return list(dict.fromkeys([*own, *drawn, *fixed]))
+
+
+def _scores(folder: Path, task: str) -> dict[str, float]:
+    """Read how good the methods of a tuning run were."""
+    run = f"{task}-tuning"
+    found = {}
+    for name in RUNS[run].methods:
+        path = folder / "runs" / run / slug((run, name)) / "score.json"
+        if path.exists():
+            found[name] = float(json.loads(path.read_text())["score"])
+    return found
+
+
+def score(folder: Path, examples: Sequence[Any]) -> float:
+    """Judge a method by ten texts of every example, at three values of distinctness.
+
+    The mean ROUGE of ten (one that is missing has 0) and that of the best of them, their mean.
+    """
+    import numpy as np
+
+    from bestk.rerank.ngrams import distinctness
+    from bestk.rerank.select import diverse
+    from bestk_eval.metrics.rouge import Rouge
+    from bestk_eval.store import read_lines
+
+    metric, by_id = Rouge(), {example.id: example for example in examples}
+    curve = []
+    for _, record in read_lines(folder / "results.jsonl"):
+        example, texts = by_id[record["example"]], record["texts"]
+        known: dict[str, float] = {}
+        points = []
+        for diversity in (0.0, 0.25, 0.5, 0.75, 1.0):
+            ten = [texts[n] for n in diverse(texts, record["log_probs"], 10, diversity)]
+            for text in ten:
+                if text not in known:
+                    known[text] = metric.score([text], example)[0][3]
+            values = [known[text] for text in ten] or [0.0]
+            distinct = 100 * sum(distinctness(ten)) / 3
+            points.append((distinct, sum(values) / 10, max(values)))
+        curve.append(points)
+    means = np.array(curve).mean(axis=0)
+    means = means[np.argsort(means[:, 0], kind="stable")]
+    both = means[:, 1:].mean(axis=1)
+    return float(np.mean([np.interp(distinct, means[:, 0], both) for distinct in (46, 50, 54)]))
 
 
 def supervise(options: argparse.Namespace) -> None:
@@ -232,7 +320,7 @@ def standing(options: argparse.Namespace) -> dict[str, str]:
     """Tell how many methods of each run are done, and which have failed."""
     told = {}
     for name in options.only:
-        listed = jobs([name], options.methods)
+        listed = jobs([name], options.methods, options.output)
         done = sum((options.output / "done" / slug(job)).exists() for job in listed)
         failed = [job[1] for job in listed if (options.output / "logs" / slug(job)).exists()]
         told[name] = f"{done} of {len(listed)}" + (f", failed: {failed}" if failed else "")
@@ -246,7 +334,7 @@ def work(options: argparse.Namespace) -> None:
     load = functools.cache(bestk.load)
     for folder in ("claims", "done", "logs"):
         (options.output / folder).mkdir(parents=True, exist_ok=True)
-    for job in jobs(options.only, options.methods):
+    for job in jobs(options.only, options.methods, options.output):
         if time.time() > options.worker:
             return
         if (options.output / "done" / slug(job)).exists():
@@ -288,7 +376,19 @@ def run(job: Job, load: Any, options: argparse.Namespace) -> bool:
         is_done = step.done == step.total
         if time.time() > options.worker:
             break
+    if is_done and name.endswith("-tuning"):
+        _note_score(options.output / "runs" / name / slug(job), settings)
     return is_done
+
+
+def _note_score(folder: Path, settings: Any) -> None:
+    from bestk_eval.tasks import task_of
+    from bestk_eval.tasks.reading import choose, read_examples
+
+    every = read_examples(task_of(settings.task), settings.data_dir, settings.split)
+    examples = choose(every, settings.num_examples, settings.seed)
+    told = {"method": settings.methods[0], "score": score(folder, examples)}
+    (folder / "score.json").write_text(json.dumps(told))
 
 
 def slug(job: Job) -> str:
@@ -331,13 +431,13 @@ def _pack(packed: Path, name: str, runs: Sequence[Path]) -> None:
     ):
         for run in runs:
             finished = list(_finished(run))
-            for file, data in _joined(finished).items() if finished else ():
+            for file, data in _joined(run, finished).items() if finished else ():
                 told = tarfile.TarInfo(f"{run.name}/{file}")
                 told.size = len(data)
                 out.addfile(told, io.BytesIO(data))
 
 
-def _joined(finished: Sequence[tuple[dict[str, Any], Path]]) -> dict[str, bytes]:
+def _joined(run: Path, finished: Sequence[tuple[dict[str, Any], Path]]) -> dict[str, bytes]:
     """Return the files of a run that has these methods."""
     settings = finished[0][0] | {"methods": [one["methods"][0] for one, _ in finished]}
     files = {
@@ -346,12 +446,17 @@ def _joined(finished: Sequence[tuple[dict[str, Any], Path]]) -> dict[str, bytes]
     }
     for name in ("results.jsonl", "times.jsonl"):
         files[name] = b"".join((place / name).read_bytes() for _, place in finished)
+    scores = [json.loads(path.read_text()) for path in sorted(run.glob("*/score.json"))]
+    if scores:
+        told = {one["method"]: round(one["score"], 2) for one in scores}
+        files["tuning.json"] = json.dumps(told, indent=1).encode()
     return files
 
 
 def _finished(run: Path) -> Iterator[tuple[dict[str, Any], Path]]:
-    """Yield the settings and folders of methods that went through all examples, in their order."""
-    for method in RUNS[run.name].methods:
+    """Yield the settings and folders of methods, in their order; those cut off come last."""
+    cut = []
+    for method in methods_of(run.name, run.parent.parent):
         place = run / slug((run.name, method))
         if not (place / "results.jsonl").exists():
             continue
@@ -359,6 +464,9 @@ def _finished(run: Path) -> Iterator[tuple[dict[str, Any], Path]]:
         lines = (place / "results.jsonl").read_bytes().count(b"\n")
         if lines == settings["examples"]:
             yield settings, place
+        elif lines:
+            cut.append((settings, place))
+    yield from cut
 
 
 if __name__ == "__main__":

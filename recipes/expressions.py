@@ -4,25 +4,20 @@ r"""Arithmetic expressions that reach a number, as a task: right or wrong is a p
         --methods BKS_diverse:stop_ids=198,Temp0.7:stop_ids=198,walk=distinct -o out
     python recipes/expressions.py out
 
-Token 198 of SmolLM2 ends a line, and so a text. The second command prints coverage: the share of
-numbers that one of the first n texts reaches, and how many different right expressions there are
-among them, for n up to a hundred; for every method of the run.
+Token 198 of SmolLM2 ends a line, and so a text. The second command prints the coverage of every
+method of the run, by `covered.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from bestk_eval.examples import Example
-from bestk_eval.loading import load_runs
 from bestk_eval.tasks import Task
 
 NUMBERS = range(21, 81)
-SHOWN = (1, 2, 5, 10, 20, 50, 100)
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -53,33 +48,12 @@ def is_right(example: Example, text: str) -> bool:
     return value(text) == int(example.input)
 
 
-def coverage(example: Example, texts: Sequence[str], most: int) -> tuple[bool, int]:
-    """Return whether one of the first texts is right, and how many different right ones are."""
-    right = {" ".join(text.split()) for text in texts[:most] if is_right(example, text)}
-    return bool(right), len(right)
-
-
 def _value(tree: ast.expr) -> int:
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return tree.value
     if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
         return _OPERATORS[type(tree.op)](_value(tree.left), _value(tree.right))
     raise ValueError("only whole numbers, +, - and *")
-
-
-def main() -> None:
-    """Print the coverage of every method of some runs."""
-    found = load_runs([Path(folder) for folder in sys.argv[1:]])
-    print("| method | " + " | ".join(f"n={n}" for n in SHOWN) + " | nodes |")
-    print("|:--" + "|--:" * (len(SHOWN) + 1) + "|")
-    for row, pools in found.pools.items():
-        cells = []
-        for n in SHOWN:
-            told = [coverage(pool.example, pool.texts, n) for pool in pools]
-            share = 100 * sum(is_any for is_any, _ in told) / len(told)
-            cells.append(f"{share:.0f}% ({sum(count for _, count in told) / len(told):.1f})")
-        nodes = sum(pool.expanded for pool in pools) / len(pools)
-        print(f"| {row} | {' | '.join(cells)} | {nodes:.0f} |")
 
 
 TASK = Task(
@@ -92,4 +66,6 @@ TASK = Task(
 )
 
 if __name__ == "__main__":
-    main()
+    from covered import main
+
+    main(is_right, "Coverage of arithmetic expressions.")
