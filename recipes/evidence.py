@@ -62,7 +62,6 @@ def families(task: str) -> dict[str, list[str]]:
         ],
         "best-k last": [f"BKS_last:decay_weight={w}" for w in (0, 0.01, 0.05, 0.1, 0.2, 0.5)],
         "stochastic beam": [f"SWOR:beam_size=16,{one}" for one in (*swor, "top_p=0.7")],
-        "top-n-sigma": [f"Nsig{n}:walk=shared" for n in (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)],
     }
 
 
@@ -232,7 +231,7 @@ def methods_of(name: str, folder: Path) -> list[str]:
         for family, names in every.items()
         if any(one in scores for one in names)
     }
-    fixed = [f"BS:beam_size={WIDTHS[run.tuned][0]}"]
+    fixed = [f"BS:beam_size={WIDTHS[run.tuned][0]}", "Nsig1:walk=shared"]
     drawn = [
         f"{best[family]},seed={seed}" for seed in run.seeds for family in DRAWN if family in best
     ]
@@ -256,7 +255,7 @@ def _scores(folder: Path, task: str) -> dict[str, float]:
 
 
 def score(folder: Path, examples: Sequence[Any]) -> float:
-    """Judge a method by ten texts of every example, at three values of distinctness.
+    """Judge a method by ten texts of every example, at two choices of `diversity`.
 
     The mean ROUGE of ten (one that is missing has 0) and that of the best of them, their mean.
     """
@@ -264,20 +263,25 @@ def score(folder: Path, examples: Sequence[Any]) -> float:
 
     from bestk.rerank.ngrams import distinctness
     from bestk.rerank.select import diverse
-    from bestk_eval.metrics.rouge import Rouge
+    from rouge_score import rouge_scorer, tokenizers
+
     from bestk_eval.store import read_lines
 
-    metric, by_id = Rouge(), {example.id: example for example in examples}
+    stemmer = tokenizers.DefaultTokenizer(use_stemmer=True)
+    cached = argparse.Namespace(tokenize=functools.cache(stemmer.tokenize))
+    metric = rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=cached)
+    by_id = {example.id: example for example in examples}
     curve = []
     for _, record in read_lines(folder / "results.jsonl"):
         example, texts = by_id[record["example"]], record["texts"]
         known: dict[str, float] = {}
         points = []
-        for diversity in (0.0, 0.25, 0.5, 0.75, 1.0):
+        for diversity in (0.25, 0.75):
             ten = [texts[n] for n in diverse(texts, record["log_probs"], 10, diversity)]
             for text in ten:
                 if text not in known:
-                    known[text] = metric.score([text], example)[0][3]
+                    best = metric.score_multi(example.references, text)
+                    known[text] = 100 * sum(one.fmeasure for one in best.values()) / 3
             values = [known[text] for text in ten] or [0.0]
             distinct = 100 * sum(distinctness(ten)) / 3
             points.append((distinct, sum(values) / 10, max(values)))
