@@ -260,11 +260,10 @@ def score(folder: Path, examples: Sequence[Any]) -> float:
     The mean ROUGE of ten (one that is missing has 0) and that of the best of them, their mean.
     """
     import numpy as np
+    from rouge_score import rouge_scorer, tokenizers
 
     from bestk.rerank.ngrams import distinctness
     from bestk.rerank.select import diverse
-    from rouge_score import rouge_scorer, tokenizers
-
     from bestk_eval.store import read_lines
 
     stemmer = tokenizers.DefaultTokenizer(use_stemmer=True)
