@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from bestk.errors import OptionError, unknown
+from annotated_types import Interval
+
+from bestk.errors import OptionError
 from bestk.settings import (
-    DECAYS,
-    LEAST,
     MOST,
-    ON_CUT,
-    RANKINGS,
-    REACH,
-    SAMPLES,
-    SCORINGS,
-    SHAPING,
+    Count,
+    Factor,
+    Natural,
+    Penalty,
+    Share,
+    Weight,
+    constraint,
     digest,
-    json_text,
-    nats_of,
+    every_setting,
     no_setting,
-    phrases_of,
     plain,
-    tuple_of,
-    tuples_of,
+    search,
+    shaping,
+    stopping,
 )
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -38,9 +37,6 @@ DEFAULT_MODEL = "smollm2"
 SELECTIONS = ("best", "diverse")
 DIVERSITY = 0.5  # weight of novelty where texts are to differ
 GRAMMARS = ("regex", "json_schema", "grammar")
-
-_POSITIVE = ("temperature", "repetition_penalty", "encoder_repetition_penalty")
-_SHARES = ("top_p", "min_p", "typical_p")
 
 # A node's table of children is this wide at most when `min_prob` alone would allow more.
 WIDEST_CHILDREN = 1000
@@ -72,75 +68,126 @@ class SearchConfig:
     300
     """
 
-    num_texts: int | None = None  # n: this many different texts; None: what Algorithm 2 finds
-    fill: bool = True  # fill n up; false: leave out what is much less likely than the best
-    novelty: float = 1.0  # μ, in nats: what saying something new is worth; or a word for it
-    k: int = _BY_N  # nodes expanded in one model call: 5, or n
-    beam_size: int = _BY_N  # b: equivalent beam size, budget = b * T unless given: 10, or n
-    max_new_tokens: int = 30  # T
-    min_new_tokens: int = 0
-    budget: int | None = None  # C: node expansions in total
-    scoring: str = "mean"  # h: mean (α=1), sum (α=0), last (BKS_last)
-    length_alpha: float | None = None  # α: sum of log p over length^α, instead of `scoring`
-    decay: str = "power"  # power: κ·age^β, log: κ·ln(1 + age), none
-    decay_weight: float = 0.05  # κ
-    decay_power: float = 0.5  # β
-    min_prob: float = 0.05  # γ: a child below this conditional probability is not opened
-    min_children: int = 1  # the best children are opened however flat the distribution is
-    max_children: int | None = None  # children looked at per node; default: all that can pass γ
-    max_frontier: int = 500  # heap size
-    prune_margin: float | None = None  # ε: a node this much below the k-th best score is dropped
-    depth_bonus: float = 0.0  # added to a priority for each token: the appendix's aux(n)
-    sample: str | None = None  # drawn: "texts", n without replacement, or "tokens" of each node
-    seed: int = 0  # of what is drawn
-    max_completions: int | None = None  # stop rule
-    timeout: float | None = None  # stop rule, seconds
-    certify: int | None = None  # stop rule: this many texts proven to be the model's likeliest
-    rank_by: str = "mean"  # order of the results
-    on_cut: str = "keep"  # texts cut at max_new_tokens are kept so, or "trim": to whole sentences
-    policy: str = _BY_N  # which nodes come next: "best-k" (Algorithm 2), or "diverse" if told n
-    stop_ids: tuple[int, ...] = ()  # token ids that complete a text, besides the model's EOS ids
-    stop: tuple[str, ...] = ()  # strings that complete a text
-    end_prob: float | None = None  # a likelier end of a sentence may end a text; told n, 0.01
-    must_include: tuple[str, ...] = ()  # words or phrases that every text holds; "ran|runs": either
-    include_bonus: float = 0.5  # added to the score for each of them that a node's text holds
-    regex: str | None = None  # every text matches it from start to end
-    json_schema: str | None = None  # every text is a JSON document of this schema; a dict will do
-    grammar: str | None = None  # every text derives from `root` of this EBNF grammar
+    num_texts: Count | None = search(
+        "Different texts that are wanted; the budget is then n × max new tokens."
+    )  # n
+    fill: bool = search("Fill n up; else texts much less likely than the best are left out.", True)
+    novelty: Annotated[float, Interval(ge=0, le=100)] = search(
+        "What saying something new is worth, in nats; or similar, different, very different.", 1.0
+    )  # μ
+    k: Count = search("Nodes expanded in one model call: 5, or n where n texts are wanted.", _BY_N)
+    beam_size: Count = search(
+        "Equivalent beam size, 10 or n: the budget is beam size × max new tokens.", _BY_N
+    )  # b
+    max_new_tokens: Count = search("Longest text, in tokens.", 30)  # T
+    min_new_tokens: Natural = search("Shortest text, in tokens.", 0)
+    budget: Count | None = search(
+        "Node expansions in total, instead of beam size × max new tokens."
+    )  # C
+    scoring: Literal["mean", "sum", "last"] = search(
+        "Score of a node: mean, sum, last.", "mean"
+    )  # h
+    length_alpha: Annotated[float | None, Interval(ge=-20, le=20)] = search(
+        "Score by the sum of log-probabilities over length^alpha, instead."
+    )  # α
+    decay: Literal["power", "log", "none"] = search(
+        "How waiting lowers a node's priority: power, log, none.", "power"
+    )
+    decay_weight: Weight = search("Weight of the decay: higher prefers newer nodes.", 0.05)  # κ
+    decay_power: Annotated[float, Interval(gt=0, le=20)] = search(
+        "Power of a node's age in the decay.", 0.5
+    )  # β
+    min_prob: Annotated[float, Interval(ge=0, le=1)] = search(
+        "Tokens below this probability are not opened.", 0.05
+    )  # γ
+    min_children: Natural = search("Likeliest tokens opened in any case.", 1)
+    max_children: Count | None = search(
+        "Tokens looked at per node; all that can pass min prob unless given."
+    )
+    max_frontier: Count = search("Open nodes kept after each step.", 500)
+    prune_margin: Weight | None = search(
+        "Drop open nodes whose score is more than this below the k-th best."
+    )  # ε
+    depth_bonus: Weight = search(
+        "Added to a node's priority for each of its tokens: the search goes deep.", 0.0
+    )
+    sample: Literal["texts", "tokens"] | None = search(
+        "Draw texts, n different ones without replacement, or tokens, each node's children."
+    )
+    seed: Annotated[int, Interval(ge=-MOST)] = search("Seed of what is drawn.", 0)
+    max_completions: Count | None = stopping("Stop once this many texts are complete.")
+    timeout: Annotated[float | None, Interval(gt=0)] = stopping("Stop after this many seconds.")
+    certify: Count | None = stopping("Stop once this many texts are proven the likeliest.")
+    rank_by: Literal["mean", "sum", "score", "step"] = search(
+        "Order of the texts: mean, sum, score, step.", "mean"
+    )
+    on_cut: Literal["keep", "trim"] = search(
+        "Texts that are cut off: keep them so, or trim them to their last whole sentence.", "keep"
+    )
+    policy: str = search(
+        "Which nodes come next: best-k, the paper's algorithm, or diverse, for n texts.", _BY_N
+    )
+    stop_ids: tuple[int, ...] = stopping("Token id that completes a text.", ())
+    stop: tuple[str, ...] = stopping("String that completes a text.", ())
+    end_prob: Share | None = stopping(
+        "A text may end behind a sentence if that is so likely; told n, 0.01, 1 for never."
+    )
+    must_include: tuple[str, ...] = constraint(
+        "Word or phrase that every text holds, forms as 'ran|runs'.", ()
+    )
+    include_bonus: Weight = constraint(
+        "Added to the score for each of them that a node's text holds.", 0.5
+    )
+    regex: str | None = constraint("Regular expression that every text matches from start to end.")
+    json_schema: str | None = constraint("A JSON schema: every text is a document of it.")
+    grammar: str | None = constraint("An EBNF grammar: every text derives from its rule root.")
 
     # What shapes the model's probabilities before the search sees them; names are transformers'.
-    temperature: float = 1.0
-    top_k: int | None = None  # keep this many of the likeliest tokens
-    top_p: float | None = None  # keep the likeliest tokens that hold this share of probability
-    min_p: float | None = None  # keep tokens of this share of the likeliest one's probability
-    typical_p: float | None = None  # keep the most typical tokens that hold this share
-    repetition_penalty: float = 1.0  # above 1: tokens of the prompt and the text get less likely
-    presence_penalty: float = 0.0  # taken off the logit of tokens that the text holds
-    frequency_penalty: float = 0.0  # and of them for each time that it does
-    no_repeat_ngram_size: int | None = None  # no n-gram of this size comes twice, prompt included
-    encoder_repetition_penalty: float = 1.0  # above 1: tokens of the prompt get likelier
-    encoder_no_repeat_ngram_size: int | None = None  # no n-gram of this size comes from the prompt
-    bad_words: tuple[str, ...] = ()  # words that no text holds, as the tokenizer spells them
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that no text holds
-    suppress_tokens: tuple[int, ...] = ()  # token ids that no text holds
-    begin_suppress_tokens: tuple[int, ...] = ()  # token ids that no text begins with
-    forced_bos_token_id: int | None = None  # the first token of every text
-    forced_eos_token_id: tuple[int, ...] = ()  # the last token of a text of max_new_tokens
+    temperature: Factor = shaping(
+        "Divides the logits: above 1 flattens the model's distributions.", 1.0
+    )
+    top_k: Count | None = shaping("Keep this many of the likeliest tokens.")
+    top_p: Share | None = shaping(
+        "Keep the likeliest tokens that hold this share of the probability."
+    )
+    min_p: Share | None = shaping(
+        "Keep tokens that have this share of the likeliest one's probability."
+    )
+    typical_p: Share | None = shaping(
+        "Keep tokens whose surprise is nearest the entropy, of this share in all."
+    )
+    repetition_penalty: Factor = shaping(
+        "Above 1, tokens of the prompt and the text get less likely.", 1.0
+    )
+    presence_penalty: Penalty = shaping(
+        "Taken off the logits of tokens that the text holds already.", 0.0
+    )
+    frequency_penalty: Penalty = shaping(
+        "Taken off them for each time that the text holds them.", 0.0
+    )
+    no_repeat_ngram_size: Count | None = shaping(
+        "No n-gram of this size comes twice, prompt included."
+    )
+    encoder_repetition_penalty: Factor = shaping("Above 1, tokens of the prompt get likelier.", 1.0)
+    encoder_no_repeat_ngram_size: Count | None = shaping(
+        "No n-gram of this size comes from the prompt."
+    )
+    bad_words: tuple[str, ...] = shaping("Word that no text holds.", ())
+    bad_words_ids: tuple[tuple[int, ...], ...] = shaping(
+        "Sequence of token ids that no text holds.", ()
+    )
+    suppress_tokens: tuple[int, ...] = shaping("Token id that no text holds.", ())
+    begin_suppress_tokens: tuple[int, ...] = shaping("Token id that no text begins with.", ())
+    forced_bos_token_id: Natural | None = shaping("Token id that every text begins with.")
+    forced_eos_token_id: tuple[int, ...] = shaping(
+        "Token id that ends a text of max new tokens.", ()
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_ids", tuple_of("stop_ids", self.stop_ids, int))
-        object.__setattr__(self, "stop", tuple_of("stop", self.stop, str))
-        object.__setattr__(self, "must_include", phrases_of(self.must_include))
-        object.__setattr__(self, "json_schema", json_text(self.json_schema))
-        object.__setattr__(self, "bad_words", tuple_of("bad_words", self.bad_words, str))
-        for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id"):
-            object.__setattr__(self, name, tuple_of(name, getattr(self, name), int))
-        object.__setattr__(self, "novelty", nats_of(self.novelty))
+        for setting in every_setting(SearchConfig):
+            object.__setattr__(self, setting.name, setting.read(getattr(self, setting.name)))
         self._follow_from_n()
-        object.__setattr__(self, "bad_words_ids", tuples_of("bad_words_ids", self.bad_words_ids))
-        self._check_counts()
-        self._check_reals()
-        self._check_names()
+        self._check_rules()
         if self.k > self.total_budget:
             raise OptionError(
                 f"k must be at most the budget of {self.total_budget}, got {self.k}: "
@@ -155,10 +202,9 @@ class SearchConfig:
     @classmethod
     def of(cls, options: Mapping[str, Any], base: SearchConfig | None = None) -> SearchConfig:
         """Build a config from loose options; an unknown name is an error that names the nearest."""
-        known = {f.name for f in dataclasses.fields(cls)}
         for name in options:
-            if name not in known:
-                raise OptionError(no_setting(name, known))
+            if name not in _DEFAULTS:
+                raise OptionError(no_setting(name, _DEFAULTS))
         if base is None:
             return cls(**options)
         if any(
@@ -178,8 +224,7 @@ class SearchConfig:
     @property
     def shaping(self) -> tuple[str, ...]:
         """The names of the settings that change the model's probabilities."""
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        return tuple(name for name in SHAPING if getattr(self, name) != fields[name])
+        return tuple(name for name in SHAPING if getattr(self, name) != _DEFAULTS[name])
 
     @property
     def alpha(self) -> float | None:
@@ -241,22 +286,19 @@ class SearchConfig:
             told |= {"policy", "novelty"} if self.sample else {"policy", "num_texts", "novelty"}
         if self.sample is None:
             told |= {"seed"}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name not in told and value != field.default:
-                shown = digest(value) if field.name in GRAMMARS else plain(value)
-                fields.append(f"{field.name.replace('_', '')}:{shown}")
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if name not in told and value != default:
+                shown = digest(value) if name in GRAMMARS else plain(value)
+                fields.append(f"{name.replace('_', '')}:{shown}")
         return "|".join(fields)
 
     def _follow_from_n(self) -> None:
         """Settle what was not given by how many texts are wanted."""
-        for name in ("num_texts", "max_new_tokens", "budget"):
-            self._check_count(name)
         n = self.num_texts
         self._settle("beam_size", n or 10)
         self._settle("k", 5 if n is None else min(n, WIDEST_STEP, self.total_budget))
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        names_best_k = any(getattr(self, name) != fields[name] for name in _OF_BEST_K)
+        names_best_k = any(getattr(self, name) != _DEFAULTS[name] for name in _OF_BEST_K)
         is_best_k = n is None or names_best_k or self.sample is not None
         self._settle("policy", "best-k" if is_best_k else "diverse")
         if self.policy == "diverse":
@@ -266,91 +308,25 @@ class SearchConfig:
         if getattr(self, name) is None:
             object.__setattr__(self, name, usual)
 
-    def _check_counts(self) -> None:
-        for name in LEAST:
-            self._check_count(name)
+    def _check_rules(self) -> None:
+        """Check what settings say of one another."""
         if self.sample == "texts" and self.max_frontier <= (self.num_texts or self.beam_size):
             raise OptionError(
                 "sample='texts' needs max_frontier above num_texts, "
                 f"got {self.max_frontier}: raise it"
             )
-
-    def _check_count(self, name: str) -> None:
-        value = getattr(self, name)
-        if value is None and name in _OPTIONAL:
-            return
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise OptionError(f"{name} must be a whole number, got {value!r}")
-        if value < LEAST[name]:
-            none = ": leave it out for none" if name in _OPTIONAL else ""
-            raise OptionError(f"{name} must be at least {LEAST[name]}, got {value}{none}")
-        if value > MOST:
-            raise OptionError(f"{name} must be at most {MOST}, got more")
-
-    def _check_reals(self) -> None:
-        reals = ["min_prob", "decay_weight", "decay_power", "length_alpha", "timeout", "end_prob"]
-        reals += ["presence_penalty", "frequency_penalty", "include_bonus", "novelty"]
-        reals += ["prune_margin", "depth_bonus"]
-        for name in [*reals, *_POSITIVE, *_SHARES]:
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise OptionError(f"{name} must be a number, got {value!r}")
-            if not -sys.float_info.max <= value <= sys.float_info.max:  # whole numbers too
-                raise OptionError(f"{name} must be finite, got {value}")
-        if not 0 <= self.min_prob <= 1:
-            raise OptionError(f"min_prob is a probability, from 0 to 1, got {self.min_prob}")
-        if self.end_prob is not None and not 0 < self.end_prob <= 1:
-            raise OptionError(f"end_prob is a probability above 0, at most 1, got {self.end_prob}")
-        if self.decay_weight < 0:
-            raise OptionError(f"decay_weight must be at least 0, got {self.decay_weight}")
-        if self.decay_power <= 0:
-            raise OptionError(
-                f"decay_power must be above 0, got {self.decay_power}: "
-                "use decay='none' to turn the decay off"
-            )
-        if self.timeout is not None and self.timeout <= 0:
-            raise OptionError(f"timeout must be above 0 seconds, got {self.timeout}")
-        for name in _POSITIVE:
-            if getattr(self, name) <= 0:
-                raise OptionError(f"{name} must be above 0, got {getattr(self, name)}: 1 is none")
-        for name in _SHARES:
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise OptionError(f"{name} must be above 0 and at most 1, got {value}")
-        for name, (least, most) in REACH.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise OptionError(f"{name} goes from {least:g} to {most:g}, got {value:g}")
-
-    def _check_names(self) -> None:
-        names = {"scoring": SCORINGS, "decay": DECAYS, "rank_by": RANKINGS, "on_cut": ON_CUT}
-        if self.sample is not None:
-            names["sample"] = SAMPLES
-        if not isinstance(self.fill, bool):
-            raise OptionError(f"fill must be true or false, got {self.fill!r}")
-        for name, known in names.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise OptionError(unknown(name, str(value), known))
         if self.length_alpha is not None and self.scoring != "mean":
             raise OptionError(
                 f"length_alpha={self.length_alpha:g} replaces the score, "
                 f"got scoring={self.scoring!r} too: give one of them"
             )
-        for name in GRAMMARS:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise OptionError(f"{name} must be a text that is not empty, got {value!r}")
         if self.sample is not None and self.policy != "best-k":
             raise OptionError(
                 f"sample={self.sample!r} says which nodes come next: leave "
                 f"policy={self.policy!r} out"
             )
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
         for name in NOT_OF_SAMPLES if self.sample == "texts" else ():
-            if getattr(self, name) != fields[name]:
+            if getattr(self, name) != _DEFAULTS[name]:
                 raise OptionError(
                     f"sample='texts' draws by probability alone: leave {name}="
                     f"{getattr(self, name)!r} out"
@@ -371,4 +347,7 @@ class GrammarLimits:
     megabytes: int = 512
 
 
-_OPTIONAL = {f.name for f in dataclasses.fields(SearchConfig) if f.default is None}
+_DEFAULTS = {setting.name: setting.default for setting in every_setting(SearchConfig)}
+
+# What changes the model's probabilities.
+SHAPING = tuple(s.name for s in every_setting(SearchConfig) if s.panel == "Shaping")

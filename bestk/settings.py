@@ -1,66 +1,49 @@
-"""Every setting of a search as people meet it: its panel, a line of help, its type and its range.
+"""What a setting of a search is: its kind, its range, a line of help and a panel, read and checked.
 
-The command line makes options of it, the server a list for its page. Defaults and rules are in
-`config.py`, which reads names, ranges and values by what is here; knows no front end.
+`SearchConfig` declares each once; the command line makes options of them, the server fields of its
+bodies and a list for its page. Also what people call them elsewhere. Knows no front end.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
+
+from annotated_types import Interval
 
 from bestk.errors import OptionError, unknown
 
-SCORINGS = ("mean", "sum", "last")
-DECAYS = ("power", "log", "none")
-RANKINGS = ("mean", "sum", "score", "step")
-ON_CUT = ("keep", "trim")
-SAMPLES = ("texts", "tokens")
 DIFFERENCES = {"similar": 0.5, "different": 1.0, "very different": 2.0}  # novelty in words
+MOST = 2**53  # tensors compare whole numbers, and so do JSON's readers
 
-# The smallest value of every setting that is a whole number.
-LEAST = {
-    "k": 1,
-    "beam_size": 1,
-    "max_new_tokens": 1,
-    "min_new_tokens": 0,
-    "budget": 1,
-    "min_children": 0,
-    "max_children": 1,
-    "max_frontier": 1,
-    "max_completions": 1,
-    "certify": 1,
-    "top_k": 1,
-    "num_texts": 1,
-    "no_repeat_ngram_size": 1,
-    "encoder_no_repeat_ngram_size": 1,
-    "forced_bos_token_id": 0,
-    "seed": -(2**53),
-}
+# Kinds of numbers; real ones end where a score or a logit could overflow, past any sensible value.
+Count = Annotated[int, Interval(ge=1)]
+Natural = Annotated[int, Interval(ge=0)]
+Share = Annotated[float, Interval(gt=0, le=1)]
+Weight = Annotated[float, Interval(ge=0, le=1e6)]
+Factor = Annotated[float, Interval(ge=1e-4, le=1e4)]
+Penalty = Annotated[float, Interval(ge=-100, le=100)]
 
-MOST = 2**53  # tensors compare these numbers, and so do JSON's readers
 
-# How far real numbers reach before a score or a logit could overflow; far past any sensible value.
-REACH = {
-    "length_alpha": (-20.0, 20.0),
-    "decay_weight": (0.0, 1e6),
-    "decay_power": (0.0, 20.0),
-    "include_bonus": (0.0, 1e6),
-    "prune_margin": (0.0, 1e6),
-    "depth_bonus": (0.0, 1e6),
-    "novelty": (0.0, 100.0),
-    "temperature": (1e-4, 1e4),
-    "repetition_penalty": (1e-4, 1e4),
-    "encoder_repetition_penalty": (1e-4, 1e4),
-    "presence_penalty": (-100.0, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-}
+def _declared(panel: str) -> Callable[..., Any]:
+    """Return what declares a setting: a line of help, which goes into a panel, and a default."""
+
+    def declare(help: str, default: Any = None) -> Any:
+        return dataclasses.field(default=default, metadata={"help": help, "panel": panel})
+
+    return declare
+
+
+search, stopping = _declared("Search"), _declared("Stopping")
+constraint, shaping = _declared("Constraints"), _declared("Shaping")
 
 # Names that people bring from transformers, vLLM and OpenAI's API, with our own for the same.
 FOREIGN = {
@@ -82,92 +65,6 @@ FOREIGN = {
 # Settings of chance, which most searches have none of.
 OF_CHANCE = ("do_sample", "sampling", "top_h")
 
-# Help by panel, then by field of SearchConfig; every field stands in one of the panels.
-_SEARCH = {
-    "num_texts": "Different texts that are wanted; the budget is then n × max new tokens.",
-    "fill": "Fill n up; else texts much less likely than the best are left out.",
-    "novelty": f"What saying something new is worth, in nats; or {', '.join(DIFFERENCES)}.",
-    "k": "Nodes expanded in one model call: 5, or n where n texts are wanted.",
-    "beam_size": "Equivalent beam size, 10 or n: the budget is beam size × max new tokens.",
-    "max_new_tokens": "Longest text, in tokens.",
-    "min_new_tokens": "Shortest text, in tokens.",
-    "budget": "Node expansions in total, instead of beam size × max new tokens.",
-    "scoring": f"Score of a node: {', '.join(SCORINGS)}.",
-    "length_alpha": "Score by the sum of log-probabilities over length^alpha, instead.",
-    "decay": f"How waiting lowers a node's priority: {', '.join(DECAYS)}.",
-    "decay_weight": "Weight of the decay: higher prefers newer nodes.",
-    "decay_power": "Power of a node's age in the decay.",
-    "min_prob": "Tokens below this probability are not opened.",
-    "min_children": "Likeliest tokens opened in any case.",
-    "max_children": "Tokens looked at per node; all that can pass min prob unless given.",
-    "max_frontier": "Open nodes kept after each step.",
-    "prune_margin": "Drop open nodes whose score is more than this below the k-th best.",
-    "depth_bonus": "Added to a node's priority for each of its tokens: the search goes deep.",
-    "sample": "Draw texts, n different ones without replacement, or tokens, each node's children.",
-    "seed": "Seed of what is drawn.",
-    "policy": "Which nodes come next: best-k, the paper's algorithm, or diverse, for n texts.",
-    "on_cut": "Texts that are cut off: keep them so, or trim them to their last whole sentence.",
-    "rank_by": f"Order of the texts: {', '.join(RANKINGS)}.",
-}
-_STOPPING = {
-    "max_completions": "Stop once this many texts are complete.",
-    "timeout": "Stop after this many seconds.",
-    "certify": "Stop once this many texts are proven the likeliest.",
-    "stop_ids": "Token id that completes a text.",
-    "stop": "String that completes a text.",
-    "end_prob": "A text may end behind a sentence if that is so likely; told n, 0.01, 1 for never.",
-}
-_CONSTRAINTS = {
-    "must_include": "Word or phrase that every text holds, forms as 'ran|runs'.",
-    "include_bonus": "Added to the score for each of them that a node's text holds.",
-    "regex": "Regular expression that every text matches from start to end.",
-    "json_schema": "A JSON schema: every text is a document of it.",
-    "grammar": "An EBNF grammar: every text derives from its rule root.",
-}
-_SHAPING = {
-    "temperature": "Divides the logits: above 1 flattens the model's distributions.",
-    "top_k": "Keep this many of the likeliest tokens.",
-    "top_p": "Keep the likeliest tokens that hold this share of the probability.",
-    "min_p": "Keep tokens that have this share of the likeliest one's probability.",
-    "typical_p": "Keep tokens whose surprise is nearest the entropy, of this share in all.",
-    "repetition_penalty": "Above 1, tokens of the prompt and the text get less likely.",
-    "presence_penalty": "Taken off the logits of tokens that the text holds already.",
-    "frequency_penalty": "Taken off them for each time that the text holds them.",
-    "no_repeat_ngram_size": "No n-gram of this size comes twice, prompt included.",
-    "encoder_repetition_penalty": "Above 1, tokens of the prompt get likelier.",
-    "encoder_no_repeat_ngram_size": "No n-gram of this size comes from the prompt.",
-    "bad_words": "Word that no text holds.",
-    "bad_words_ids": "Sequence of token ids that no text holds.",
-    "suppress_tokens": "Token id that no text holds.",
-    "begin_suppress_tokens": "Token id that no text begins with.",
-    "forced_bos_token_id": "Token id that every text begins with.",
-    "forced_eos_token_id": "Token id that ends a text of max new tokens.",
-}
-PANELS = {
-    "Search": _SEARCH,
-    "Stopping": _STOPPING,
-    "Constraints": _CONSTRAINTS,
-    "Shaping": _SHAPING,
-}
-
-SHAPING = tuple(_SHAPING)  # what changes the model's probabilities
-CHOICES = {
-    "scoring": SCORINGS,
-    "decay": DECAYS,
-    "rank_by": RANKINGS,
-    "on_cut": ON_CUT,
-    "sample": SAMPLES,
-}
-# The ranges of settings that are real numbers; where an end is missing there is none.
-RANGES: dict[str, tuple[float, float | None]] = {
-    **REACH,
-    "min_prob": (0.0, 1.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "typical_p": (0.0, 1.0),
-    "timeout": (0.0, None),
-    "end_prob": (0.0, 1.0),
-}
 _NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
 
@@ -238,9 +135,8 @@ class Setting:
     is_optional: bool  # may be None, which is the default
     help: str
     panel: str
-    choices: tuple[str, ...] | None = None
-    minimum: float | None = None
-    maximum: float | None = None
+    choices: tuple[str, ...] | None
+    reach: Interval
 
     @property
     def type_name(self) -> str:
@@ -256,6 +152,61 @@ class Setting:
     def is_list(self) -> bool:
         """Whether the setting holds any number of values."""
         return typing.get_origin(self.kind) is tuple
+
+    @property
+    def minimum(self) -> Any:
+        """The lower end of its range, if it has one."""
+        return self.reach.ge if self.reach.gt is None else self.reach.gt
+
+    @property
+    def maximum(self) -> Any:
+        """The upper end of its range, if it has one."""
+        return self.reach.le
+
+    def read(self, value: Any) -> Any:
+        """Return a value as it is kept; refuse one that is not of the setting's kind or range."""
+        if self.is_list:
+            (item, _) = typing.get_args(self.kind)
+            value = (
+                tuple_of(self.name, value, item) if item in _NAMES else tuples_of(self.name, value)
+            )
+        value = _READERS.get(self.name, lambda value: value)(value)
+        if value is not None or not self.is_optional:
+            self._check(value)
+        return value
+
+    def _check(self, value: Any) -> None:
+        name = self.name
+        if self.choices is not None and value not in self.choices:
+            raise OptionError(unknown(name, str(value), self.choices))
+        if self.kind is bool and not isinstance(value, bool):
+            raise OptionError(f"{name} must be true or false, got {value!r}")
+        if self.kind is str and not (isinstance(value, str) and value):
+            raise OptionError(f"{name} must be a text that is not empty, got {value!r}")
+        if self.kind in (int, float):
+            self._check_number(value)
+
+    def _check_number(self, value: Any) -> None:
+        name, is_whole = self.name, self.kind is int
+        if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
+            raise OptionError(f"{name} must be a {'whole ' * is_whole}number, got {value!r}")
+        if is_whole and value > MOST:
+            raise OptionError(f"{name} must be at most {MOST}, got more")
+        if not is_whole and not -sys.float_info.max <= value <= sys.float_info.max:
+            raise OptionError(f"{name} must be finite, got {value}")
+        least, above, most = self.minimum, self.reach.gt, self.maximum
+        is_low = least is not None and (value < least or value == above)
+        if not is_low and (most is None or value <= most):
+            return
+        rule = f"must be at least {least}" if above is None else f"must be above {above}"
+        if most is not None:
+            rule = (
+                f"goes from {least:g} to {most:g}"
+                if above is None
+                else f"{rule} and at most {most}"
+            )
+        none = ": leave it out for none" if is_whole and self.is_optional else ""
+        raise OptionError(f"{name} {rule}, got {value if is_whole else format(value, 'g')}{none}")
 
 
 def no_setting(name: str, known: Iterable[str], spell: Callable[[str], str] = str) -> str:
@@ -274,30 +225,30 @@ def no_setting(name: str, known: Iterable[str], spell: Callable[[str], str] = st
     return unknown("option", spell(name), map(spell, names))
 
 
-def every_setting(config: type) -> Iterator[Setting]:
-    """Yield all settings of `SearchConfig`, in the order of the panels."""
-    kinds = typing.get_type_hints(config)
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for panel, lines in PANELS.items():
-        for name, text in lines.items():
-            least, most = RANGES.get(name, (LEAST.get(name), None))
-            yield Setting(
-                name=name,
-                kind=_without_none(kinds[name]),
-                default=defaults[name],
-                is_optional=defaults[name] is None,
-                help=text,
-                panel=panel,
-                choices=CHOICES.get(name),
-                minimum=least,
-                maximum=most,
-            )
+@functools.cache
+def every_setting(config: type) -> tuple[Setting, ...]:
+    """Return all settings of `SearchConfig`."""
+    kinds = typing.get_type_hints(config, include_extras=True)
+    return tuple(_setting(kinds[f.name], f) for f in dataclasses.fields(config))
 
 
-def _without_none(kind: Any) -> Any:
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        (kind,) = (part for part in typing.get_args(kind) if part is not type(None))
-    return kind
+def _setting(kind: Any, field: dataclasses.Field[Any]) -> Setting:
+    reach = Interval()
+    while (origin := typing.get_origin(kind)) in (types.UnionType, typing.Union, Annotated):
+        if origin is Annotated:
+            kind, reach = kind.__origin__, kind.__metadata__[0]
+        else:
+            (kind,) = (part for part in typing.get_args(kind) if part is not type(None))
+    choices = typing.get_args(kind) if origin is Literal else None
+    return Setting(
+        name=field.name,
+        kind=kind if choices is None else str,
+        default=field.default,
+        is_optional=field.default is None,
+        choices=choices,
+        reach=reach,
+        **field.metadata,
+    )
 
 
 def _type_name(kind: Any) -> str:
@@ -319,9 +270,8 @@ def tuple_of(name: str, value: Any, kind: type) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def phrases_of(value: Any) -> tuple[str, ...]:
+def phrases_of(phrases: tuple[str, ...]) -> tuple[str, ...]:
     """Read the phrases of `must_include`."""
-    phrases: tuple[str, ...] = tuple_of("must_include", value, str)
     for phrase in phrases:
         if not all(form.strip() for form in phrase.split("|")):
             raise OptionError(
@@ -374,3 +324,10 @@ def plain(value: Any) -> str:
 def digest(value: str) -> str:
     """Name a long text in a signature."""
     return hashlib.sha256(value.encode()).hexdigest()[:8]
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "must_include": phrases_of,
+    "json_schema": json_text,
+    "novelty": nats_of,
+}

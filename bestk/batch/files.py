@@ -6,7 +6,9 @@ bytes, no rows.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,34 +36,43 @@ class RemoteFile:
         """The file system, and the file's path there."""
         from fsspec.core import url_to_fs
 
-        try:
+        with self._reached():
             filesystem, path = url_to_fs(self.url)
-        except ImportError as error:
-            raise MissingExtraError(f"{self.url} cannot be reached: {first_line(error)}") from None
-        except ValueError as error:
-            raise OptionError(f"{self.url} cannot be reached: {first_line(error)}") from None
         return filesystem, str(path)
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Tell in one line why a store cannot be reached: its packages raise what they like."""
+        try:
+            yield
+        except Exception as error:
+            kind = MissingExtraError if isinstance(error, ImportError) else OptionError
+            raise kind(f"{self.url} cannot be reached: {first_line(error)}") from error
 
     def is_file(self) -> bool:
         """Return whether it is there."""
         filesystem, path = self._place
-        return bool(filesystem.exists(path))
+        with self._reached():
+            return bool(filesystem.exists(path))
 
     def open(self, mode: str = "rb") -> IO[bytes]:
         """Open it."""
         filesystem, path = self._place
-        opened: IO[bytes] = filesystem.open(path, mode)
+        with self._reached():
+            opened: IO[bytes] = filesystem.open(path, mode)
         return opened
 
     def size(self) -> int:
         """Count its bytes."""
         filesystem, path = self._place
-        return int(filesystem.size(path))
+        with self._reached():
+            return int(filesystem.size(path))
 
     def put(self, source: Path) -> None:
         """Write it whole, from a file of this machine."""
         filesystem, path = self._place
-        filesystem.put_file(str(source), path)
+        with self._reached():
+            filesystem.put_file(str(source), path)
 
 
 AnyFile = Path | RemoteFile

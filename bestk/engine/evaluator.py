@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bestk.backends.children import normalised, top_children, with_forced
-from bestk.config import GRAMMARS, SearchConfig
+from bestk.config import GRAMMARS, SHAPING, SearchConfig
 from bestk.constraints import constraints_of
 from bestk.constraints.base import Marks
 from bestk.core.policy import Policy
@@ -24,7 +24,6 @@ from bestk.nodes import Children, NodeBatch, Verdict
 from bestk.processors.base import ContextTable, LogitsProcessor, NodeContext
 from bestk.processors.foreign import AllowedTokens
 from bestk.processors.pipeline import Hooks, processors_of
-from bestk.settings import SHAPING
 
 if TYPE_CHECKING:
     from bestk.engine.request import Request

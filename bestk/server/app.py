@@ -15,7 +15,15 @@ from starlette.middleware.cors import CORSMiddleware
 from bestk.constraints.allowed import Allowed
 from bestk.constraints.trie import Trie
 from bestk.lm.language_model import LanguageModel
-from bestk.server import docs_page, errors, openai_api, pages, render_api, search_api
+from bestk.server import (
+    docs_page,
+    errors,
+    openai_api,
+    pages,
+    render_api,
+    responses_api,
+    search_api,
+)
 from bestk.server.limits import Limits
 from bestk.server.loop import SearchLoop
 from bestk.server.metrics import Measured, Metrics
@@ -55,6 +63,7 @@ def create_app(
     app.state.loop = loop
     errors.install(app)
     app.include_router(openai_api.router(service))
+    app.include_router(responses_api.router(service))
     app.include_router(search_api.router(service, needs_token=access.token is not None))
     app.include_router(render_api.router(service))
     app.include_router(pages.router(service, metrics))

@@ -44,10 +44,6 @@ def router(service: Service) -> APIRouter:
     """Make the routes."""
     routes = APIRouter(prefix="/v1", tags=["OpenAI"])
 
-    def answers(model: Any, description: str) -> dict[int | str, dict[str, Any]]:
-        ok = {"model": model, "description": description, "content": dict(_STREAM)}
-        return {200: ok, **_ERRORS}
-
     @routes.post(
         "/completions",
         response_class=Response,
@@ -55,7 +51,7 @@ def router(service: Service) -> APIRouter:
     )
     async def complete(body: CompletionBody, request: Request) -> Response:
         """Continue a prompt, or several, in the shape of OpenAI's completions."""
-        return await _answer(service, CompletionRequest(service, body), request)
+        return await answer_to(service, CompletionRequest(service, body), request)
 
     @routes.post(
         "/chat/completions",
@@ -64,12 +60,19 @@ def router(service: Service) -> APIRouter:
     )
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer a conversation, in the shape of OpenAI's chat completions."""
-        return await _answer(service, ChatRequest(service, body), request)
+        return await answer_to(service, ChatRequest(service, body), request)
 
     return routes
 
 
-async def _answer(service: Service, asked: OpenAIRequest, request: Request) -> Response:
+def answers(model: Any, description: str) -> dict[int | str, dict[str, Any]]:
+    """Describe what a route may answer."""
+    ok = {"model": model, "description": description, "content": dict(_STREAM)}
+    return {200: ok, **_ERRORS}
+
+
+async def answer_to(service: Service, asked: OpenAIRequest, request: Request) -> Response:
+    """Search, and answer at the end or by a stream."""
     subscription = Subscription(service.loop, asked.calls)
     await subscription.accepted(request)
     if asked.body.stream:
@@ -88,7 +91,7 @@ class OpenAIRequest(ABC):
 
     def __init__(self, service: Service, body: OpenAIBody, prompts: list[Any]) -> None:
         self.body = body
-        _refuse(body)
+        refuse(body)
         n = _one_of(body, "n", "num_texts")
         self.n = 1 if n is None else n
         if self.n < 1:
@@ -315,7 +318,7 @@ class ChatRequest(OpenAIRequest):
         return functools.partial(chat_choice, tools=self.tools, is_chunk=is_chunk)
 
 
-def _refuse(body: OpenAIBody) -> None:
+def refuse(body: OpenAIBody) -> None:
     """Refuse fields of OpenAI's that have no meaning here, unless they ask for nothing."""
     for name, neutral in body.refused().items():
         value = getattr(body, name)

@@ -20,7 +20,8 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-def _refused(what: str) -> Any:
+def refused(what: str) -> Any:
+    """Describe a field that must ask for nothing."""
     return Field(default=None, description=f"{what} Anything but the neutral value is refused.")
 
 
@@ -71,9 +72,9 @@ class CompletionBody(OpenAIBody):
     logprobs: int | None = Field(
         default=None, description="Log-probabilities of the tokens, and of so many others, up to 5."
     )
-    echo: bool | None = _refused("The prompt is not repeated.")
-    suffix: str | None = _refused("There is no text after the completion.")
-    best_of: int | None = _refused("All texts come from one search: use n.")
+    echo: bool | None = refused("The prompt is not repeated.")
+    suffix: str | None = refused("There is no text after the completion.")
+    best_of: int | None = refused("All texts come from one search: use n.")
 
     def refused(self) -> dict[str, Any]:
         return {"echo": (False,), "suffix": ("",), "best_of": (self.n or 1,)}
@@ -155,12 +156,12 @@ class ChatBody(OpenAIBody):
     prompt_cache_options: dict[str, Any] | None = ignored()
     prompt_cache_retention: str | None = ignored()
     prediction: dict[str, Any] | None = ignored()
-    modalities: list[str] | None = _refused("Answers are text.")
-    audio: Any | None = _refused("Answers are text.")
-    web_search_options: Any | None = _refused("Nothing is looked up.")
-    moderation: Any | None = _refused("Nothing is moderated.")
-    functions: list[Any] | None = _refused("Functions are given as tools.")
-    function_call: Any | None = _refused("Functions are given as tools.")
+    modalities: list[str] | None = refused("Answers are text.")
+    audio: Any | None = refused("Answers are text.")
+    web_search_options: Any | None = refused("Nothing is looked up.")
+    moderation: Any | None = refused("Nothing is moderated.")
+    functions: list[Any] | None = refused("Functions are given as tools.")
+    function_call: Any | None = refused("Functions are given as tools.")
 
     def refused(self) -> dict[str, Any]:
         named = ("audio", "web_search_options", "moderation", "function_call", "functions")

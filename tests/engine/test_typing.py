@@ -12,7 +12,7 @@ import pytest
 
 import bestk
 from bestk.config import SELECTIONS, SearchConfig
-from bestk.settings import CHOICES, DIFFERENCES, SearchOptions
+from bestk.settings import DIFFERENCES, SearchOptions
 
 ROOT = Path(bestk.__file__).parent.parent
 KINDS = typing.get_type_hints(SearchConfig)
@@ -22,8 +22,6 @@ WIDER: dict[str, Any] = {
     "novelty": float | Literal[tuple(DIFFERENCES)],  # type: ignore[valid-type]
     "json_schema": str | dict[str, Any] | None,
     "bad_words_ids": Sequence[Sequence[int]],
-    **{name: Literal[choices] for name, choices in CHOICES.items()},
-    "sample": Literal[CHOICES["sample"]] | None,
 }
 LISTS: dict[Any, Any] = {
     tuple[int, ...]: int | Sequence[int],

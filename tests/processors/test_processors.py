@@ -490,13 +490,13 @@ def test_what_cannot_work_is_refused(model: Any, lm: LanguageModel) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0}, "temperature must be above 0"),
+        ({"temperature": 0}, "temperature goes from 0.0001 to 10000, got 0"),
         ({"temperature": "hot"}, "temperature must be a number"),
         ({"top_k": 0}, "top_k must be at least 1"),
         ({"top_p": 0.0}, "top_p must be above 0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1"),
         ({"min_p": -0.1}, "min_p must be"),
-        ({"repetition_penalty": -1}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": -1}, "repetition_penalty goes from 0.0001 to 10000, got -1"),
         ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size must be at least 1"),
         ({"bad_words_ids": [3]}, "list of lists"),
         ({"bad_words_ids": [[]]}, "none empty"),

@@ -238,7 +238,7 @@ class TestErrors:
             ({"logit_bias": {"3": 101}}, "logit_bias.3: "),
             ({"logprobs": 9}, "logprobs goes from 0 to 5, got 9"),
             ({"n": 0}, "n must be at least 1, got 0"),
-            ({"temperature": -1}, "temperature must be above 0, got -1"),
+            ({"temperature": -1}, "temperature goes from 0.0001 to 10000, got -1"),
             ({"extra_body": {"num_texts": 3}, "n": 2}, "n=2 and num_texts=3 are names of one"),
             ({"extra_body": {"beem_size": 3}}, "did you mean 'beam_size'?"),
             (

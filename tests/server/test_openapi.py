@@ -52,6 +52,7 @@ CORES: dict[str, dict[str, Any]] = {
     "/v1/search": {"prompt": "hello"},
     "/v1/completions": {"prompt": "hello"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/responses": {"input": "hello"},
 }
 SMALL = {"beam_size": 3, "max_new_tokens": 5, "k": 2}
 
