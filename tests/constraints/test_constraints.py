@@ -16,6 +16,7 @@ import torch
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_batching import facts, refilled
 
 import bestk
 from bestk.backends.base import Capabilities
@@ -301,6 +302,19 @@ def test_random_schemas_give_only_valid_documents(tokenizer: Any) -> None:
         num_documents += len(result.texts)
     assert num_found > 150, "schemas that have documents should mostly get some"
     assert num_documents > 1000
+
+
+def test_32_prompts_with_a_schema(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = bestk.LanguageModel(writer(3), tokenizer)
+    kinds = {"a": {"type": "boolean"}, "b": {"enum": ["", "ab", "ba0"]}}
+    schema = {"type": "object", "properties": kinds, "required": ["a", "b"]}
+    options: dict[str, Any] = {"json_schema": schema, "k": 4, "beam_size": 3, "max_new_tokens": 30}
+    options |= {"max_completions": 2}
+    prompts = [f"{number:03}" for number in range(32)]
+    alone = [bestk.search(lm, prompt, **options) for prompt in prompts]
+    assert len({str(result.texts) for result in alone}) > 4
+    together = refilled(lm, prompts, monkeypatch, **options)
+    assert [facts(result) for result in together] == [facts(result) for result in alone]
 
 
 def random_schema(source: random.Random, depth: int = 0) -> dict[str, Any]:

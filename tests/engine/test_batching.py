@@ -52,6 +52,45 @@ def test_transformers_alone_in_sixteen_and_shuffled(family: str) -> None:
         assert_same(other, alone[place])
 
 
+def refilled(
+    lm: bestk.LanguageModel, prompts: list[Any], monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[bestk.SearchResult]:
+    """Search prompts of one length, four at a time; rows are filled while other searches run."""
+    filled: list[int] = []
+    start = lm.backend.start
+
+    def watched(*given: Any) -> Any:
+        session = start(*given)
+        prefill = session.prefill
+
+        def counted(nodes: Any, some: Any, **kind: Any) -> Any:
+            filled.append(len(some))
+            return prefill(nodes, some, **kind)
+
+        session.prefill = counted
+        return session
+
+    monkeypatch.setattr(lm.backend, "start", watched)
+    found: list[bestk.SearchResult] = bestk.search(lm, prompts, batch_size=4, **options)
+    monkeypatch.undo()
+    assert sum(filled) == len(prompts), "something was read twice, or searched anew"
+    assert max(filled) == 4
+    assert len(filled) > len(prompts) // 4 + 2, "rows waited until all others had ended"
+    return found
+
+
+def test_32_prompts_with_three_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = bestk.from_transformers(tiny.model("llama"))
+    source = random.Random(4)
+    prompts = [[source.randrange(tiny.VOCAB) for _ in range(6)] for _ in range(32)]
+    options: dict[str, Any] = {"beam_size": 4, "max_new_tokens": 6, "k": 3, "max_completions": 4}
+    options |= {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "top_p": 0.8}
+    alone = [bestk.search(lm, prompt, **options) for prompt in prompts]
+    assert len({result.cost.steps for result in alone}) > 1, "all end at once: nothing to refill"
+    for other, one in zip(refilled(lm, prompts, monkeypatch, **options), alone, strict=True):
+        assert_same(other, one)
+
+
 def assert_same(other: bestk.SearchResult, one: bestk.SearchResult) -> None:
     assert other.tree is not None
     assert one.tree is not None
