@@ -245,6 +245,8 @@ class Scheduler:
     def _retire(self, batch: Batch) -> None:
         """Close a batch that nobody uses, or keep what was captured for the next of its kind."""
         self.batches.remove(batch)
+        if self.serves:  # the next of its kind may find more memory
+            self._fewer.pop(batch.key, None)
         if batch.requests or not pool.keep(batch):
             self._close(batch)
 

@@ -35,6 +35,7 @@ from bestk.lm.checkpoint import (
     without_bars,
 )
 from bestk.lm.encoder_decoder import make_encoder_decoder
+from bestk.lm.gguf_header import check_header
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.registry import check_options, opener
 
@@ -272,6 +273,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     """Write the dense weights beside the target, then move them there in one step."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    check_header(gguf)
     scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", suffix=".part", dir=folder.parent))
     try:
         import torch
