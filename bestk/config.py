@@ -71,7 +71,9 @@ class SearchConfig:
     num_texts: Count | None = search(
         "Different texts that are wanted; the budget is then n × max new tokens."
     )  # n
-    fill: bool = search("Fill n up; else texts much less likely than the best are left out.", True)
+    fill: bool = search(
+        "Fill n up; else texts that look much worse than the best are left out.", True
+    )
     novelty: Annotated[float, Interval(ge=0, le=100)] = search(
         "What saying something new is worth, in nats; or similar, different, very different.", 1.0
     )  # μ

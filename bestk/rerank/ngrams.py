@@ -8,6 +8,7 @@ the same word: "walks" and "walked", "two" and "2".
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Sequence, Set
@@ -28,7 +29,7 @@ _ENDINGS = {"sses": "ss", "ies": "y", "ied": "y", "ing": "", "ed": "", "es": "",
 _NO_PLURAL = ("ss", "us", "is")
 
 _REPEATED = 8  # words that come twice, the second time at the end: a loop
-_TIMES = 3  # that the same words follow one another at the end
+_TIMES = 3  # that the same few words follow one another, wherever
 _LEAST_NEW = 0.6  # of the 3-grams of a text that are different
 _LEAST_WORDS = 12  # below which that share says nothing
 
@@ -73,22 +74,28 @@ def stems(text: str) -> list[str]:
 
 
 def is_loop(text: str) -> bool:
-    """Tell whether a text repeats itself: at its end, or all over.
+    """Tell whether a text repeats itself: three times in a row, at its end, or all over.
 
-    >>> [is_loop(text) for text in ("Flour, Flour, Flour", "The flour is on the floor")]
+    >>> [is_loop(text) for text in ("A mix of flour, flour, flour and love", "Flour on the floor")]
     [True, False]
     """
     row = words(text) or [mark for mark in text if not mark.isspace()]
     # The last word of a text that was cut may be half a word.
-    return _ends_in_loop(row) or _ends_in_loop(row[:-1]) or _is_poor(row)
+    return _has_run(row) or _ends_as_before(row) or _ends_as_before(row[:-1]) or _is_poor(row)
 
 
-def _ends_in_loop(row: list[str]) -> bool:
-    for length in range(1, len(row) // _TIMES + 1):
-        # All but the first of the runs are the same as what is one run before.
-        since = len(row) - length * (_TIMES - 1)
-        if row[-1] == row[-1 - length] and row[since:] == row[since - length : -length]:
-            return True
+def _has_run(row: list[str]) -> bool:
+    for length in range(1, min(_REPEATED, len(row) // _TIMES) + 1):
+        same = 0  # words in a row that are as the one a length before
+        for word, before in zip(row[length:], row, strict=False):
+            # "0, 0, 0" is a list of numbers.
+            same = same + 1 if word == before and not (length == 1 and word.isdecimal()) else 0
+            if same == length * (_TIMES - 1):
+                return True
+    return False
+
+
+def _ends_as_before(row: list[str]) -> bool:
     last = row[-_REPEATED:]
     starts = range(len(row) - _REPEATED)
     return any(row[i] == last[0] and row[i : i + _REPEATED] == last for i in starts)
@@ -136,11 +143,10 @@ def agreements(texts: Sequence[str]) -> Tensor:
 
 
 def agreements_of(texts: Sequence[Sequence[Set[Hashable]]]) -> Tensor:
-    """Do the same with texts whose sets of 1-grams, 2-grams and so on are there already."""
+    """Do the same with texts whose sets of 1-grams, or of 1-grams and 2-grams, are there."""
     total = torch.zeros(len(texts), len(texts), dtype=torch.float64)
     orders = torch.zeros_like(total)
-    for n in (0, 1):
-        grams = [sets[n] for sets in texts]
+    for grams in itertools.islice(zip(*texts, strict=True), 2):
         sizes = torch.tensor([len(found) for found in grams], dtype=torch.float64)
         both = sizes + sizes[:, None]
         total += 2 * shared_counts(grams) / both.clamp(min=1)

@@ -6,19 +6,25 @@ The settings are checked, and a reranker's model is loaded, before the search be
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from bestk.config import DIVERSITY, SearchConfig
+from bestk.rerank.ngrams import agreements_of, gram_sets, is_loop
 from bestk.rerank.select import Embed, check_embed, check_selection, narrow
-from bestk.result import SearchResult, shortage
+from bestk.result import Hypothesis, SearchResult, shortage
 
 if TYPE_CHECKING:
     from bestk.rerank import Reranker
 
 
-# Nats per token; chosen on CommonGen, where it costs the best text least.
-_MUCH = 0.5
+# How much worse than the best of those shown a text may be, in nats; docs/selection-study.md.
+_MUCH = 0.6
+_PER_TOKEN = 0.5  # weight of the mean log-probability
+_FLATTENED = 4.0  # by which log-probabilities are divided, where texts count by them
+_MOST = 1000  # texts that are compared with one another
 
 
 class Finish:
@@ -63,7 +69,7 @@ class Finish:
         n = result.config.num_texts
         chosen = narrow(result, n, self.select, diversity=self.diversity, embed=self.embed)
         if n is not None and not result.config.fill:
-            return _likely(chosen)
+            return _good(chosen, result.hypotheses)
         found = len(chosen.hypotheses)
         has_ended = result.stop_reason not in ("interrupted", "broken")
         if chosen.notice is None and has_ended and found < (n or 0):
@@ -72,11 +78,18 @@ class Finish:
         return chosen
 
 
-def _likely(result: SearchResult) -> SearchResult:
-    """Leave out texts that are much less likely, per token, than the likeliest of them."""
-    each = [text.log_prob / text.num_tokens for text in result.hypotheses]
-    pairs = zip(result.hypotheses, each, strict=True)
-    kept = tuple(text for text, log_prob in pairs if log_prob >= max(each) - _MUCH)
-    return dataclasses.replace(
-        result, hypotheses=kept, certified=sum(text.is_certified for text in kept)
-    )
+def _good(chosen: SearchResult, pool: Sequence[Hypothesis]) -> SearchResult:
+    """Leave out texts that are less likely than the best and agree less with the pool."""
+    shown = chosen.hypotheses
+    sound = [text for text in shown if not is_loop(text.text)] or list(shown)
+    others = [text for text in pool[:_MOST] if text not in shown and not is_loop(text.text)]
+    texts = [*sound, *others]
+    log_probs = torch.tensor([text.log_prob for text in texts], dtype=torch.float64)
+    lengths = torch.tensor([text.num_tokens for text in texts], dtype=torch.float64)
+    agreements = agreements_of([gram_sets(text.text)[:1] for text in texts])
+    agreed = agreements @ (log_probs / _FLATTENED).softmax(0)
+    worth = (agreed.log() + _PER_TOKEN * log_probs / lengths)[: len(sound)].tolist()
+    pairs = zip(sound, worth, strict=True)
+    kept = tuple(text for text, own in pairs if own >= max(worth) - _MUCH)
+    certified = sum(text.is_certified for text in kept)
+    return dataclasses.replace(chosen, hypotheses=kept, certified=certified)

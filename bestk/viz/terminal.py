@@ -20,6 +20,7 @@ from rich.tree import Tree as Branches
 from bestk.core.record import TreeRecord
 from bestk.core.tree import State
 from bestk.lm.images import content_text
+from bestk.rerank.ngrams import is_loop
 from bestk.result import Hypothesis, SearchResult
 
 STOP_REASONS = {
@@ -125,6 +126,10 @@ def _in_a_line(result: SearchResult, cut: int) -> str:
     told = f"{len(result)} texts"
     if cut:
         told += f", {cut} of them cut off at max_new_tokens={result.config.max_new_tokens}"
+    shown = set(result.texts)
+    loops = sum(is_loop(text) for text in {found.text for found in result.raw} - shown)
+    if loops:
+        told += f", {loops} that repeat themselves left out"
     told += f"; {cost.expanded} tokens read in {cost.model_calls} model calls"
     told += "" if cost.seconds is None else f", {cost.seconds:.1f} s"
     is_usual = result.stop_reason in ("budget", "exhausted")

@@ -18,12 +18,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import bestk
+from bestk.config import SearchConfig
 from bestk.errors import MissingExtraError, ModelError, OptionError, SearchInterrupted
 from bestk.rerank import embed as sentence_models
 from bestk.rerank import ngrams as bestk_ngrams
 from bestk.rerank import select as selection
 from bestk.rerank.embed import sentence_model
 from bestk.rerank.ngrams import agreements, distinctness, is_loop, ngrams, stem, stems, words
+from bestk.rerank.postprocess import Finish
 from bestk.rerank.select import diverse, narrow, select
 
 
@@ -292,6 +294,8 @@ def test_complete_texts_come_first_but_for_near_copies() -> None:
     "text",
     [
         "Flour, Flour, Flour",
+        "Bakery: A Sweet Delight of Flour, Flour, Flour and Love",
+        "A new way to learn to learn to learn tasks",
         "Mix the flour, the water, the flour, the water, the flour, the water, the fl",
         "A bathtub with a dog in it a bathtub with a dog in it a bathtub",
         "We met in the very old house by the sea, so in the very old house by the sea",
@@ -311,7 +315,8 @@ def test_texts_that_repeat_themselves_are_loops(text: str) -> None:
         "Bye bye",
         "A man, a plan, a canal",
         "The dog saw the cat, and the cat saw the dog",
-        "Row, row, row your boat, gently down the stream",
+        "Very, very good bread",
+        "The margins are 0, 0, 0 and 4 points",
         "What is the name of the man who is the name behind the song?",
         "Two kids play in the park, and two dogs play in the park with the kids and a ball",
     ],
@@ -327,6 +332,35 @@ def test_loops_are_dropped_where_others_are_enough() -> None:
     assert diverse(texts, log_probs, 4) == [1, 3, 0, 2]
     assert diverse(texts, log_probs, 3, is_complete=[True, False, True, True]) == [3, 1, 0]
     assert diverse(texts[::2], log_probs[::2], 1) == [0], "where there is nothing else"
+
+
+def test_what_looks_worse_agrees_less_and_is_less_likely() -> None:
+    asked = SearchConfig(num_texts=4, fill=False)
+    whole = bestk.search(bestk.LanguageModel(random_toy(7, 12)), [1], asked)
+
+    def shown(texts: dict[str, float]) -> list[str]:
+        found = tuple(
+            dataclasses.replace(h, score=x, log_prob=x, log_probs=(x,), token_ids=(1, 2, 3, 4))
+            for h, x in zip(pool(*texts), texts.values(), strict=True)
+        )
+        return Finish()(dataclasses.replace(whole, hypotheses=found)).texts
+
+    alike = {"the dog runs home": -3.0, "the dog ran away": -3.1, "a dog runs off": -3.2}
+    assert len(shown(alike)) == 3
+    assert shown({**alike, "prices fell": -3.0}) == shown(alike), "nobody agrees"
+    assert len(shown({"red": -3.0, "two cats": -3.1, "prices fell": -3.2})) == 3, "all differ"
+    assert shown({"red": -3.0, "two cats": -13.0}) == ["red"], "much less likely"
+    assert shown({**alike, "a dog, a dog, a dog": -0.1}) == shown(alike), "a loop"
+    assert shown({"dog dog dog": -0.1}) == ["dog dog dog"], "where there is nothing else"
+    assert shown({}) == []
+
+
+def test_the_summary_tells_of_loops_that_are_not_shown() -> None:
+    lm = bestk.LanguageModel(random_toy(3, 4))
+    result = bestk.search(lm, [1], num_texts=3, max_new_tokens=6, min_prob=0.0)
+    raw = [dataclasses.replace(h, text="yes yes yes") for h in result.raw[:1]]
+    assert "that repeat themselves" not in str(dataclasses.replace(result, raw=()))
+    assert ", 1 that repeat themselves left out" in str(dataclasses.replace(result, raw=tuple(raw)))
 
 
 def test_of_long_texts_none_has_all_the_say() -> None:
