@@ -20,13 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
+from results import CHOSEN, TRANSLATING  # noqa: E402
 from table import replaced  # noqa: E402
 
 from bestk_eval.methods import split  # noqa: E402
 from bestk_eval.metrics.registry import MetricModels  # noqa: E402
 from bestk_eval.plots import diversity_quality  # noqa: E402
 from bestk_eval.report import Report, make_report  # noqa: E402
-from results import CHOSEN, TRANSLATING  # noqa: E402
 
 PAGE = ROOT / "docs" / "results-full.md"
 IMAGES = ROOT / "docs" / "images"

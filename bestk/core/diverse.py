@@ -104,7 +104,7 @@ class Diverse(BestK):
         is_lane[:, : was_lane.shape[1]] |= was_lane & pool.is_open[:, : was_lane.shape[1]]
         priority, is_lane = self._begin_lanes(pool, is_lane)
         search.prune(pool, priority + _LANE * is_lane)
-        self.num_lanes = is_lane.sum(dim=1)
+        self.num_lanes.copy_(is_lane.sum(dim=1))  # in place: captured steps read it there
         places = torch.arange(search.frontier.size, device=priority.device)
         search.frontier.priority.sub_(_LANE * (places < self.num_lanes[:, None]))
         search.update_active()

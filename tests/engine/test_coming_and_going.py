@@ -12,6 +12,7 @@ import torch
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import batch_of
 from test_batching import assert_same, facts
 
 import bestk
@@ -217,3 +218,29 @@ def test_every_tensor_with_a_row_per_search_moves(n: int | None) -> None:
     policy.begin(torch.tensor([1]))
     policy.resized([1], 3)
     assert policy.resized([1], 3).is_active.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_texts": 4},
+        {"sample": "texts", "num_texts": 4},
+        {"sample": "tokens"},
+        {"certify": 2, "scoring": "sum"},
+        {"prefetch": 8},
+    ],
+    ids=str,
+)
+def test_state_stays_where_captured_steps_read_it(options: dict[str, Any]) -> None:
+    """A tensor that a step replaces is read as a graph saw it first."""
+    lm = bestk.LanguageModel(random_toy(11, vocab_size=8))
+    options = {"max_new_tokens": 6, "beam_size": 4, **options}
+    more = {"prefetch": options.pop("prefetch")} if "prefetch" in options else {}
+    batch = batch_of(lm, [[1], [2, 3], [4]], bestk.SearchConfig(**options), **more)
+    assert isinstance(batch.policy, BestK)
+    places = [tensor.data_ptr() for tensor in batch.policy.columns()]
+    while len(batch.ended()) < 3:
+        batch.step()
+        assert places == [tensor.data_ptr() for tensor in batch.policy.columns()]
+    batch.close()
