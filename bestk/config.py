@@ -32,7 +32,8 @@ from bestk.settings import (
     stopping,
 )
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+FLOATS = ("float32", "bfloat16", "float16")
+DTYPES = ("auto", *FLOATS, "4bit")
 DEFAULT_MODEL = "smollm2"
 SELECTIONS = ("best", "diverse")
 DIVERSITY = 0.5  # weight of novelty where texts are to differ

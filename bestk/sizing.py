@@ -16,7 +16,7 @@ from typing import Any
 from bestk.backends.base import Memory
 from bestk.backends.transformers.decoder_only import DecoderOnlyBackend
 from bestk.backends.transformers.encoder_decoder import EncoderDecoderBackend
-from bestk.config import DTYPES, SearchConfig
+from bestk.config import FLOATS, SearchConfig
 from bestk.core.policy import spec_of
 from bestk.engine.memory import rows_in
 from bestk.errors import ModelError, OptionError
@@ -105,8 +105,8 @@ def size_of(
 
 def check_dtype(dtype: str) -> None:
     """Refuse what is no number format."""
-    if dtype not in DTYPES[1:]:
-        raise OptionError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {dtype!r}")
+    if dtype not in FLOATS:
+        raise OptionError(f"dtype must be one of {', '.join(FLOATS)}, got {dtype!r}")
 
 
 def describe(size: Size, prompts: int, memory_bytes: int | None = None) -> Mapping[str, str]:

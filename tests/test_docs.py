@@ -83,7 +83,7 @@ def tiny_chat(
 
     folder = tmp_path_factory.mktemp("tiny")
     shutil.copytree(
-        loading._source("smollm2")[0],
+        loading.source_of("smollm2"),
         folder,
         ignore=lambda _, names: weights(names),
         dirs_exist_ok=True,

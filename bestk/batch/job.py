@@ -162,7 +162,7 @@ def follow_batch(job: Job) -> Iterator[JobProgress]:
         _check_remote(job, store)
         batch_size, window = _sizes(job, source, on_ray, store)
         start, stop = _span(source, job.shard, window)
-        store.begin(_facts(job, source, batch_size, window), start)
+        store.begin(_facts(job, source, batch_size, window) | _number_format(job, store), start)
         report = _Reporter(job, store, source, start, stop)
         yield report()
         if store.state.stage == "done":
@@ -268,6 +268,19 @@ def _span(source: Source, shard: Shard, window: int) -> tuple[Offset, int | None
         return Offset(), None
     first, last = shard.lines(source.count(), window)
     return source.place_of(first), last
+
+
+def _number_format(job: Job, store: JobStore) -> dict[str, str]:
+    """Name what the model's weights are held in, which "auto" leaves to the machine.
+
+    Whoever goes on with a job must hold them alike; one that is done needs no model to say so.
+    """
+    known = store.settings()
+    if job.ray is not None or (known is not None and "dtype" not in known):
+        return {}
+    if known is not None and store.is_done:
+        return {"dtype": known["dtype"]}
+    return {"dtype": str(job.language_model.backend.facts()["dtype"])}
 
 
 def _facts(job: Job, source: Source, batch_size: int, window: int) -> dict[str, Any]:

@@ -135,9 +135,12 @@ def print_batch(job: JobProgress) -> int:
 
 
 def _load(name: str, options: dict[str, Any]) -> LanguageModel:
+    from transformers import utils
     from transformers.utils import logging
 
     import bestk
 
+    # Transformers imports it, and all of scipy and pandas with it, for a way of drafting texts.
+    vars(utils)["is_sklearn_available"] = lambda: False
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return bestk.load(name, **options)

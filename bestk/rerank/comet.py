@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bestk.errors import MissingExtraError, ModelError
-from bestk.lm.loading import cache_folder
+from bestk.lm.cache import cache_folder
 from bestk.rerank.base import Reranker
 
 DEFAULT_MODEL = "wmt21-comet-qe-da"  # the paper's

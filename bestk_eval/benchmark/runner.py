@@ -71,7 +71,7 @@ def bench(lm: LanguageModel, settings: BenchSettings | None = None) -> BenchRepo
     return BenchReport(
         model=lm.name,
         device=torch.cuda.get_device_name(device) if is_gpu else str(device),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=lm.backend.facts()["dtype"],
         threads=torch.get_num_threads(),
         load=load,
         versions={"torch": torch.__version__, "transformers": transformers.__version__},

@@ -13,15 +13,15 @@ from conftest import random_toy
 
 import bestk
 from bestk.errors import ModelError, OptionError
-from bestk.lm import loading
+from bestk.lm import cache
 
 
 def test_only_its_owner_writes_to_the_cache(tmp_path: Path) -> None:
-    made = loading._own(tmp_path / "a" / "cache")
+    made = cache._own(tmp_path / "a" / "cache")
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.chmod(0o777)
     with pytest.raises(ModelError, match="anybody can write to"):
-        loading._own(made)
+        cache._own(made)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), RuntimeError("other")])

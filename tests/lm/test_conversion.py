@@ -15,21 +15,21 @@ import pytest
 
 import bestk
 from bestk.lm import loading
+from bestk.lm.cache import cache_folder
 
 ROOT = Path(bestk.__file__).parent.parent
 NAME = "smollm2-135m-instruct"
 
-# Converts with stand-ins for the two heavy objects, which write their files slowly.
+# Converts with a stand-in for the model, which writes its files slowly.
 SCRIPT = """
-import contextlib, os, sys, time, types
+import sys, time
 from pathlib import Path
+import bestk
 from bestk.lm import loading
 
 class Slow:
     def __init__(self, *names):
         self.names = names
-    def from_pretrained(self, *args, **kwargs):
-        return self
     def save_pretrained(self, folder):
         for name in self.names:
             with open(Path(folder) / name, "w") as file:
@@ -40,19 +40,12 @@ class Slow:
         if "fail" in sys.argv:
             raise OSError("disk full")
 
-fake = types.ModuleType("transformers")
-fake.AutoModelForCausalLM = Slow("config.json", "model.safetensors")
-fake.AutoTokenizer = Slow("tokenizer.json")
-fake.GgufConfig = lambda **options: None
-sys.modules["transformers"] = fake
-loading.without_bars = contextlib.nullcontext
-convert = loading._convert
-def counted(*arguments):
+def read(*_):
     print("converts", flush=True)
-    convert(*arguments)
-loading._convert = counted
-loading._smollm2_gguf = lambda: Path("model.gguf")
-print(loading._smollm2(), flush=True)
+    return Slow("config.json", "model.safetensors"), Slow("tokenizer.json")
+loading.read = read
+loading._smollm2_gguf = lambda: Path(bestk.__file__)
+print(loading.source_of("smollm2"), flush=True)
 """
 
 
@@ -110,8 +103,9 @@ def test_a_converted_model_is_used_as_it_is(
     monkeypatch.setenv("BESTK_CACHE", str(tmp_path))
     monkeypatch.setattr(loading, "_convert", lambda *_: pytest.fail("converted again"))
     (tmp_path / NAME).mkdir()
-    (tmp_path / NAME / "config.json").write_text("{}")
-    assert loading._smollm2() == str(tmp_path / NAME)
+    assert loading.source_of("smollm2") == str(tmp_path / NAME)
+    monkeypatch.setattr(loading, "_smollm2_gguf", lambda: None)
+    assert loading.source_of("smollm2") == str(tmp_path / NAME), "the package may be gone"
 
 
 def test_without_the_package_the_hub_has_the_same_model(
@@ -124,15 +118,15 @@ def test_without_the_package_the_hub_has_the_same_model(
 
     monkeypatch.setenv("BESTK_CACHE", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", no_package)
-    assert loading._smollm2() == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert loading.source_of("smollm2") == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BESTK_CACHE", str(tmp_path / "own"))
-    assert loading.cache_folder() == tmp_path / "own"
+    assert cache_folder() == tmp_path / "own"
     monkeypatch.delenv("BESTK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert loading.cache_folder() == tmp_path / "bestk"
+    assert cache_folder() == tmp_path / "bestk"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert loading.cache_folder() == Path.home() / ".cache" / "bestk"
+    assert cache_folder() == Path.home() / ".cache" / "bestk"

@@ -26,6 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             return tiny.model("llama")
 
     monkeypatch.setattr(checkpoint, "loader_of", lambda *_: Loader)
+    monkeypatch.setattr(checkpoint, "config_of", lambda *_: tiny.model("llama").config)
     monkeypatch.setattr(checkpoint, "_tokenizer", lambda *_: None)
     return given
 

@@ -45,13 +45,22 @@ class SmallProducts:
             yield
 
 
-@functools.cache
 def is_by_amd() -> bool:
     """Return whether AMD made this machine's CPU, where the system tells."""
+    return "AuthenticAMD" in _told()
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether this machine's CPU has the instructions, where the system tells."""
+    return "avx512_bf16" in _told()
+
+
+@functools.cache
+def _told() -> frozenset[str]:
     try:
-        return "AuthenticAMD" in _CPU_INFO.read_text(encoding="utf-8", errors="replace")
+        return frozenset(_CPU_INFO.read_text(encoding="utf-8", errors="replace").split())
     except OSError:
-        return False
+        return frozenset()
 
 
 def _gains(module: nn.Module) -> bool:

@@ -93,7 +93,7 @@ class DecoderOnlyBackend(Backend):
 
     def facts(self) -> dict[str, Any]:
         """Return what the numbers depend on besides the weights."""
-        return {**super().facts(), "dtype": str(self.model.dtype).removeprefix("torch.")}
+        return {**super().facts(), "dtype": self.model.number_format}
 
     def obstacle(self, begin: int, end: int, image: ImagePrompt | None = None) -> str | None:
         """Name why texts of `begin` to `end` tokens cannot share a cache, None if they can.

@@ -102,8 +102,8 @@ class EncoderDecoderBackend(Backend):
 
     def facts(self) -> dict[str, Any]:
         """Return what the numbers depend on besides the weights."""
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        return {**super().facts(), "dtype": dtype, "decoder_prompt": list(self.decoder_prompt)}
+        facts = {**super().facts(), "dtype": self.model.number_format}
+        return {**facts, "decoder_prompt": list(self.decoder_prompt)}
 
     def obstacle(self, source: Source, begin: int, end: int) -> str | None:
         """Name why texts of `begin` to `end` tokens cannot share a cache, None if they can.

@@ -21,6 +21,7 @@ from bestk.backends.base import Memory
 from bestk.backends.transformers import limits
 from bestk.backends.transformers.cpu_linear import SmallProducts
 from bestk.backends.transformers.decoder_prompt import setting
+from bestk.backends.transformers.four_bit import FourBitLinear
 from bestk.backends.transformers.images import ImagePrompt, placeholders
 from bestk.backends.transformers.replaced import unchanged
 from bestk.errors import ModelError
@@ -95,6 +96,12 @@ class ModelInfo:
     def dtype(self) -> torch.dtype:
         """Return the dtype that the model computes in."""
         return torch.empty(0, dtype=self.module.dtype).dtype
+
+    @functools.cached_property
+    def number_format(self) -> str:
+        """Name what the weights are held in, as `bestk.load` takes it."""
+        is_packed = any(isinstance(module, FourBitLinear) for module in self.module.modules())
+        return "4bit" if is_packed else str(self.dtype).removeprefix("torch.")
 
     @property
     def vocab_size(self) -> int:

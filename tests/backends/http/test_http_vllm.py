@@ -11,7 +11,7 @@ from tree_parity import TIE, compare
 
 import bestk
 from bestk.errors import OptionError
-from bestk.lm.loading import cache_folder
+from bestk.lm.loading import source_of
 
 # One worker runs them all: each would start a server of its own.
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("vllm-server")]
@@ -43,7 +43,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def url(smollm2: bestk.LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = cache_folder() / "smollm2-135m-instruct"
+    folder = source_of("smollm2")
     log = tmp_path_factory.mktemp("vllm") / "server.log"
     with vllm_server.running(folder, log, "--max-logprobs", "20") as address:
         yield address

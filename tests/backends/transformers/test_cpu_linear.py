@@ -66,7 +66,8 @@ def test_the_maker_of_the_cpu_decides(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {maker}\n")
     monkeypatch.setattr(cpu_linear, "_CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(cpu_linear, "is_by_amd", is_by_amd.__wrapped__)
+    monkeypatch.setattr(cpu_linear, "is_by_amd", is_by_amd)
+    monkeypatch.setattr(cpu_linear, "_told", cpu_linear._told.__wrapped__)
     assert bool(SmallProducts(model()).layers) is gains
     (tmp_path / "cpuinfo").unlink()
     assert SmallProducts(model()).layers == [], "where nobody tells, nothing is changed"
