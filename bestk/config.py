@@ -282,11 +282,12 @@ class SearchConfig:
             *([f"minprob:{self.min_prob:g}"] if self.sample != "texts" else []),
             f"heap:{self.max_frontier}",
             f"rank:{self.rank_by}",
+            *([f"novelty:{self.novelty:g}"] if self.policy == "diverse" else []),
         ]
         told = {"k", "beam_size", "max_new_tokens", "budget", "scoring", "length_alpha", "decay"}
-        told |= {"decay_weight", "decay_power", "min_prob", "max_frontier", "rank_by"}
+        told |= {"decay_weight", "decay_power", "min_prob", "max_frontier", "rank_by", "novelty"}
         if self.policy == "best-k":
-            told |= {"policy", "novelty"} if self.sample else {"policy", "num_texts", "novelty"}
+            told |= {"policy"} if self.sample else {"policy", "num_texts"}
         if self.sample is None:
             told |= {"seed"}
         for name, default in _DEFAULTS.items():

@@ -136,6 +136,9 @@ def test_ten_texts_take_about_as_many_passes_as_a_text_has_tokens() -> None:
 
 def test_novelty_in_words_and_nats() -> None:
     assert SearchConfig(num_texts=2, novelty="similar").novelty == 0.5
+    assert "|novelty:0.5|" in SearchConfig(num_texts=2, novelty="similar").describe()
+    assert "|novelty:1|" in SearchConfig(num_texts=2).describe(), "the default too is told"
+    assert "novelty" not in SearchConfig().describe()
     with pytest.raises(OptionError, match=r"novelty 'diferent'.*different"):
         SearchConfig(num_texts=2, novelty="diferent")
 
