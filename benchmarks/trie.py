@@ -257,7 +257,8 @@ def trained(ids: np.ndarray, words: int, seconds: float) -> Any:
     network, rng = LlamaForCausalLM(config), np.random.default_rng(2)
     optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
     begun = time.process_time()
-    while time.process_time() - begun < seconds:
+    while (spent := (time.process_time() - begun) / seconds) < 1:
+        optimizer.param_groups[0]["lr"] = 3e-3 * (1 - spent)
         batch = torch.from_numpy(histories(ids, words, 32, 8, rng))
         loss = network(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()

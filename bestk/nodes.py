@@ -66,13 +66,15 @@ class Children(NamedTuple):
 
     Log-probabilities are the model's own, normalised over the whole vocabulary. An entry of −inf is
     no child; NaN says that the model is broken. Without a verdict, text has nothing to say.
-    `whole` are distributions over the vocabulary, for those who asked for no list.
+    `whole` are distributions over the vocabulary, for those who asked for no list; `rest` bounds
+    what is not listed, log-probability and bonus together, where that is known.
     """
 
     token: Int[Tensor, "batch nodes children"]
     log_prob: Float[Tensor, "batch nodes children"]
     verdict: Verdict | None = None
     whole: Float[Tensor, "batch nodes vocab"] | None = None
+    rest: Float[Tensor, "batch nodes"] | None = None
 
 
 @dataclass(frozen=True)

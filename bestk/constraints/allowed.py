@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bestk.backends.children import normalised
@@ -152,67 +152,84 @@ class Allowed:
         places: int,
         repeats: int,
         is_normalised: bool,
+        floor: Float[Tensor, "batch nodes"] | None = None,
     ) -> Children:
         """List the children of nodes, best first, and after them, for items that begin others,
-        their ends.
+        their ends. Those below the `floor` may be left out.
         """
         tables = self.tables(scores.device)
         here = self._enter(nodes, states, tables)
         start = tables.first[here].long()
-        count = tables.first[here + 1] - start
-        place = torch.arange(self._width(nodes, count, places), device=scores.device)
-        is_child = (place < count[..., None]) & nodes.is_valid[..., None]
+        count = (tables.first[here + 1] - start) * nodes.is_valid
+        place = torch.arange(self._width(nodes, count), device=scores.device)
+        is_child = place < count[..., None]
         child = (start[..., None] + place).where(is_child, 0)
-        token = tables.tokens(child)
-        value = scores.gather(2, token)
-        if scores.dtype != torch.float64:
-            value = value.float()
-        if not self.renormalize and not is_normalised:
-            value = value - scores.to(value.dtype).logsumexp(dim=-1, keepdim=True)
-        item = tables.item[child].long()
-        is_item, goes_on = item >= 0, tables.first[child + 1] > tables.first[child]
-        bonus = item_bonus = torch.zeros((), device=scores.device)
+        mark = _marks(barred, child)  # 1: dead, 0: ends no item
+        if mark is not None:
+            is_child = is_child & (mark != 1)
+        value = self._values(scores, tables.tokens(child), is_child, is_normalised=is_normalised)
+        worth = value
         if self.item_bias is not None:
-            per_row, per_node = self.worth(scores.device)
-            bonus, item_bonus = per_node[child], per_row[item.clamp(min=0)]
-        if barred.shape[1]:
-            wanted = 2 * child.flatten(1)
-            at = torch.searchsorted(barred, wanted).clamp(max=barred.shape[1] - 1)
-            mark = (barred.gather(1, at) - wanted).view_as(child)  # 1: dead, 0: ends none
-            is_child, is_item = is_child & (mark != 1), is_item & (mark != 0)
-        value = value.masked_fill(~is_child, -torch.inf)
+            worth = value + self.worth(scores.device)[1][child]
+        order, best, rest = _ranked(worth, is_child, floor, places)
+
+        def listed(column: Tensor) -> Tensor:
+            return column.gather(2, order)
+
+        child, value = listed(child), listed(value).masked_fill(best == -torch.inf, -torch.inf)
+        is_end = tables.item[child] >= 0
+        if mark is not None:
+            is_end &= listed(mark) != 0
+        return self._judged(nodes, tables, child, value, is_end, repeats)._replace(rest=rest)
+
+    def _values(
+        self,
+        scores: Float[Tensor, "batch nodes vocab"],
+        token: Int[Tensor, "batch nodes children"],
+        is_child: Bool[Tensor, "batch nodes children"],
+        *,
+        is_normalised: bool,
+    ) -> Float[Tensor, "batch nodes children"]:
+        """Return the log-probabilities of children."""
+        value = scores.gather(2, token)
+        value = value if scores.dtype == torch.float64 else value.float()
         if self.renormalize:
-            value = normalised(value)
-        order = (value + bonus).sort(dim=-1, descending=True, stable=True).indices[..., :places]
+            return normalised(value.masked_fill(~is_child, -torch.inf))
+        if not is_normalised:
+            value = value - scores.to(value.dtype).logsumexp(dim=-1, keepdim=True)
+        return value.masked_fill(~is_child, -torch.inf)
 
-        def listed(column: Tensor, fill: Any) -> Tensor:
-            column = column.expand(child.shape).gather(2, order)
-            return torch.nn.functional.pad(column, (0, places - order.shape[2]), value=fill)
-
-        token, value = listed(token, 0), listed(value, -torch.inf)
-        is_item, goes_on = listed(is_item, False), listed(goes_on, False)
+    def _judged(
+        self,
+        nodes: NodeBatch,
+        tables: _Tables,
+        child: Int[Tensor, "batch nodes children"],
+        value: Float[Tensor, "batch nodes children"],
+        is_end: Bool[Tensor, "batch nodes children"],
+        repeats: int,
+    ) -> Children:
+        """Say which listed children end a text and which go on; those that do both come twice."""
+        token, goes_on = tables.tokens(child), tables.first[child + 1] > tables.first[child]
         may_open = nodes.is_valid[..., None] & (value > -torch.inf) & (value < torch.inf)
-        opens, ends = may_open & (goes_on | is_item), may_open & is_item
-        again = ends & goes_on
-        completes = ends & ~goes_on
-        bonuses = listed(bonus, 0.0)
+        opens, ends = may_open & (goes_on | is_end), may_open & is_end
+        told = own = None
+        if self.item_bias is not None:
+            rows, below = self.worth(value.device)
+            told = below[child].double()
+            own = rows[tables.item[child].clamp(min=0).long()].double()
         if not repeats:
-            told = bonuses.double() if self.item_bias is not None else None
-            return Children(token, value, Verdict(opens, opens, completes, told))
-        both = [
-            torch.cat([a, b[..., :repeats]], dim=2)
-            for a, b in (
-                (token, token),
-                (value, value.masked_fill(~again, -torch.inf)),
-                (opens, again),
-                (completes, again),
-                (bonuses, listed(item_bonus, 0.0)),
-                (torch.zeros_like(again), again),
-            )
-        ]
-        told = both[4].double() if self.item_bias is not None else None
-        verdict = Verdict(both[2], both[2], both[3], told, both[5])
-        return Children(both[0], both[1], verdict)
+            return Children(token, value, Verdict(opens, opens, ends & ~goes_on, told))
+        again, nothing = ends & goes_on, torch.zeros_like(ends)
+        opens = torch.cat([opens, again], dim=2)
+        verdict = Verdict(
+            opens,
+            opens,
+            torch.cat([ends & ~goes_on, again], dim=2),
+            None if told is None or own is None else torch.cat([told, own], dim=2),
+            torch.cat([nothing, again], dim=2),
+        )
+        twice = torch.cat([value, value.masked_fill(~again, -torch.inf)], dim=2)
+        return Children(torch.cat([token, token], dim=2), twice, verdict)
 
     def tables(self, device: torch.device) -> _Tables:
         """Return the trie's arrays on a device, copied there once."""
@@ -267,8 +284,57 @@ class Allowed:
         states.scatter_(1, nodes.slot, here)
         return here
 
-    def _width(self, nodes: NodeBatch, count: Tensor, places: int) -> int:
+    def _width(self, nodes: NodeBatch, count: Tensor) -> int:
         """Return how many children there may be: what is known without waiting for a device."""
         if count.device.type == "cpu":
-            return max(1, int(count.masked_fill(~nodes.is_valid, 0).max()))
+            return max(1, int(count.max()))
         return self.trie.fan_outs[0 if nodes.token.shape[1] == 1 else 1] or 1
+
+
+def _marks(
+    barred: Int[Tensor, "batch barred"], child: Int[Tensor, "batch nodes children"]
+) -> Int[Tensor, "batch nodes children"] | None:
+    """Return 1 for children that are barred, 0 for those that end no item; others are neither."""
+    if not barred.shape[1]:
+        return None
+    wanted = 2 * child.flatten(1)
+    at = torch.searchsorted(barred, wanted).clamp(max=barred.shape[1] - 1)
+    return (barred.gather(1, at) - wanted).view_as(child)
+
+
+def _ranked(
+    worth: Float[Tensor, "batch nodes children"],
+    is_child: Bool[Tensor, "batch nodes children"],
+    floor: Float[Tensor, "batch nodes"] | None,
+    most: int,
+) -> tuple[
+    Int[Tensor, "batch nodes listed"],
+    Float[Tensor, "batch nodes listed"],
+    Float[Tensor, "batch nodes"],
+]:
+    """Rank children, best first, in `most` places, with their worth; and that of the best left out.
+
+    A CPU moves those that are wanted together first, and has no more places than they need.
+    """
+    wanted = is_child if floor is None else is_child & ~(worth < floor[..., None])  # NaN stays
+    size = worth.shape[2]
+    if worth.device.type == "cpu":
+        size = max(1, int(wanted.sum(dim=2).max()))
+    place = None
+    if size < worth.shape[2]:
+        target = (wanted.cumsum(dim=2) - 1).where(wanted, size)
+        every = torch.arange(worth.shape[2], device=worth.device).expand_as(target)
+        place = target.new_zeros(*target.shape[:2], size + 1).scatter_(2, target, every)
+        place = place[..., :size]
+    known = worth.masked_fill(~wanted, -torch.inf)
+    few = known if place is None else known.gather(2, place)
+    if place is not None:  # where there are fewer, place 0 was not written over
+        few = few.masked_fill(
+            torch.arange(size, device=few.device) >= wanted.sum(dim=2)[..., None], -torch.inf
+        )
+    best, order = few.sort(dim=-1, descending=True, stable=True)
+    rest = worth.masked_fill(wanted | ~is_child, -torch.inf).amax(dim=2)
+    if size > most:
+        rest = torch.maximum(rest, best[..., most])
+        order, best = order[..., :most], best[..., :most]
+    return order if place is None else place.gather(2, order), best, rest

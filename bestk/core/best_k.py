@@ -94,14 +94,16 @@ class BestK(Policy):
 
     def fate(self, plan: Plan, children: Children) -> Fate:
         """Sort children into complete, truncated, open, and those not worth opening."""
-        gate, verdict = self.gate(plan.nodes, children), children.verdict
+        verdict = children.verdict
         if verdict is None:
+            gate = self.gate(plan.nodes, children)
             may_open = gate.may_open
             passes = gate.passes(may_open, None)
             complete = passes & gate.is_stop
         else:
             may_open, passes = verdict.may_open, verdict.passes
-            complete = passes & (gate.is_stop | verdict.completes)
+            is_stop = self.search.is_stop[children.token.clamp(min=0)]
+            complete = passes & (is_stop | verdict.completes)
         goes_on = passes ^ complete
         depth = plan.nodes.depth[..., None] + 1
         truncated = goes_on & (depth >= self.config.max_new_tokens)
@@ -150,6 +152,7 @@ class BestK(Policy):
         shape = dataclasses.replace(self.search.shape, batch=batch)
         other = self.like(shape)
         index = torch.tensor(rows, dtype=torch.int64, device=shape.device)
+        other.search.frontier = self.search.frontier.emptied(batch)
         for new, old in zip(other.columns(), self.columns(), strict=True):
             new[: len(rows)] = old[index]
         other.is_active[len(rows) :] = False

@@ -105,14 +105,22 @@ class Nodes:
 
 
 class Frontier:
-    """The open nodes of a batch of searches, at most `size` each, ranked for the next pop."""
+    """The open nodes of a batch of searches, at most `size` each, ranked for the next pop.
 
-    def __init__(self, batch: int, size: int, device: torch.device) -> None:
-        self.size = size
-        self.nodes = Nodes.empty(batch, size, device)
-        self.priority = torch.full((batch, size), -torch.inf, dtype=torch.float64, device=device)
-        # The order of the next pop: positions by priority, best first.
-        self.order = torch.arange(size, device=device).repeat(batch, 1)
+    One that `shrinks` has no more places, at any time, than its open nodes need.
+    """
+
+    def __init__(
+        self, batch: int, size: int, device: torch.device, *, shrinks: bool = False
+    ) -> None:
+        self.size, self.shrinks = size, shrinks
+        self._empty(batch, 1 if shrinks else size, device)
+
+    def emptied(self, batch: int) -> Frontier:
+        """Return a frontier of another number of searches with as many places, and no nodes."""
+        other = Frontier(batch, self.size, self.order.device, shrinks=self.shrinks)
+        other._empty(batch, self.order.shape[1], self.order.device)
+        return other
 
     def columns(self) -> list[Tensor]:
         """Name every tensor that has a row per search."""
@@ -129,7 +137,7 @@ class Frontier:
     def best(self, width: int, most: Int[Tensor, " batch"]) -> Nodes:
         """Return the best nodes, which stay: `width` places, of which at most `most` hold one."""
         group = self.nodes.take(self.order[:, :width])
-        places = torch.arange(width, device=self.order.device)
+        places = torch.arange(group.token.shape[1], device=self.order.device)
         group.is_open = group.is_open & (places < most[:, None])
         return group
 
@@ -149,21 +157,32 @@ class Frontier:
         priority, order = priority.where(pool.is_open, -torch.inf).sort(
             dim=1, descending=True, stable=True
         )
-        best = order[:, : self.size]
+        size = self.size
+        if self.shrinks:
+            size = min(size, max(1, int(pool.is_open.sum(dim=1).max())))
+            self._empty(len(self.order), size, self.order.device)
+        best = order[:, :size]
 
         # Back to the tie order: what is kept moves up, and each rank remembers where it went.
         is_kept = torch.zeros_like(pool.is_open).scatter_(1, best, True)
         position = is_kept.cumsum(dim=1) - 1
-        target = torch.where(is_kept, position, self.size)  # the rest goes past the end
-        source = target.new_zeros(len(target), self.size + 1)
+        target = torch.where(is_kept, position, size)  # the rest goes past the end
+        source = target.new_zeros(len(target), size + 1)
         source.scatter_(
             1, target, torch.arange(target.shape[1], device=target.device).expand_as(target)
         )
-        self.nodes.become(pool, source[:, : self.size])
+        self.nodes.become(pool, source[:, :size])
         torch.gather(position, 1, best, out=self.order)
-        self.priority.copy_(priority[:, : self.size])  # by rank
+        self.priority.copy_(priority[:, :size])  # by rank
         pool.is_open = pool.is_open > is_kept
         return pool
+
+    def _empty(self, batch: int, size: int, device: torch.device) -> None:
+        """Have so many places, and nothing in them."""
+        self.nodes = Nodes.empty(batch, size, device)
+        self.priority = torch.full((batch, size), -torch.inf, dtype=torch.float64, device=device)
+        # The order of the next pop: positions by priority, best first.
+        self.order = torch.arange(size, device=device).repeat(batch, 1)
 
 
 def canonical(found: Nodes) -> Nodes:

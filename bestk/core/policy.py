@@ -62,6 +62,8 @@ class Policy(ABC):
     spec: BatchSpec
     judge: Judge  # for policies that choose among children by themselves; set by the batch
     named: Named  # for the same
+    # Children of the planned nodes below this, log-probability and bonus, need not be listed.
+    floor: Float[Tensor, "batch nodes"] | None = None
     is_active: Bool[Tensor, " batch"]
 
     @abstractmethod

@@ -65,13 +65,17 @@ class TreeRecord:
             column: Tensor = getattr(tree, name)[:, :size].index_select(0, index)
             return (column if name in _REALS else column.to(torch.int32)).cpu()
 
-        # Everything is copied, and cut to what is used, for all searches at once.
-        state = copied("child_state")
-        is_used = torch.arange(size) < counts[:, None]
+        # Everything is copied, cut to what is used, for all searches at once.
+        state = tree.child_state[:, :size].index_select(0, index)
+        is_used = torch.arange(size, device=state.device) < tree.count[index][:, None]
         row, slot, child = ((state != State.NONE) & is_used[..., None]).nonzero(as_tuple=True)
-        flat = {name: copied(name)[row, slot, child] for name in _CHILDREN if name != "child_state"}
-        flat |= {"child_state": state[row, slot, child]}
-        flat |= {"child_parent": slot.to(torch.int32), "child_index": child.to(torch.int32)}
+        flat = {name: getattr(tree, name)[index[row], slot, child] for name in _CHILDREN}
+        flat |= {"child_parent": slot, "child_index": child}
+        flat = {
+            name: (column if name in _REALS else column.to(torch.int32)).cpu()
+            for name, column in flat.items()
+        }
+        row = row.cpu()
         sizes = torch.bincount(row, minlength=len(rows)).tolist()
         parts = {name: column.split_with_sizes(sizes) for name, column in flat.items()}
         nodes = {name: copied(name) for name in _NODES}

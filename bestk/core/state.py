@@ -201,12 +201,14 @@ class SearchState:
 
     def certified(self) -> Int[Tensor, " batch"]:
         """Count the completions that are proven to be the model's likeliest."""
-        tree = self.tree
-        worth = tree.child_score
+        tree, used = self.tree, slice(self.tree.used)
+        worth = tree.child_score[:, used]
         if not self.by_score:
-            worth = tree.log_prob[..., None] + tree.child_log_prob
-        proven = (tree.child_state == State.COMPLETE) & (worth >= self.bound()[:, None, None])
-        return proven[:, : tree.capacity].sum(dim=(1, 2))
+            worth = tree.log_prob[:, used, None] + tree.child_log_prob[:, used]
+        is_complete = tree.child_state[:, used] == State.COMPLETE
+        proven = is_complete & (worth >= self.bound()[:, None, None])
+        is_used = torch.arange(used.stop, device=worth.device) < tree.count[:, None]
+        return (proven & is_used[..., None]).sum(dim=(1, 2))
 
     def frontier_mass(self) -> Float[Tensor, " batch"]:
         """Sum the probability of all open nodes; before anything is expanded the root is open."""
@@ -267,15 +269,14 @@ class SearchState:
     ) -> None:
         """Raise the bound by the best child that was not opened, listed or not."""
         best = worth.where(unopened, -math.inf).amax(dim=2)
-        if self.spec.num_children < self.shape.vocab_size or self.config.sample == "tokens":
+        if children.rest is not None:
+            best = torch.maximum(best, plan.log_prob + children.rest)
+        elif self.spec.num_children < self.shape.vocab_size or self.config.sample == "tokens":
             # A token past the list is no likelier than the last of the likeliest, nor than what is
             # left; forced tokens come after those, and are as unlikely as they are.
-            likeliest = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=ROUNDING).log()
+            unseen = (1 - children.log_prob.exp().sum(dim=2)).clamp(min=ROUNDING).log()
             if self.config.sample is None:  # what is drawn may leave likelier tokens out
                 last = children.log_prob[..., self.spec.num_children - 1]
-                likeliest = torch.minimum(likeliest, last)
-            unseen = plan.log_prob + likeliest
-            if self.by_score:  # children are sorted by it
-                unseen = worth[..., self.spec.num_children - 1]
-            best = torch.maximum(best, unseen)
+                unseen = torch.minimum(unseen, last)
+            best = torch.maximum(best, plan.log_prob + unseen)
         self.pruned_bound.clamp_(min=best.where(plan.nodes.is_valid, -math.inf).amax(dim=1))

@@ -56,15 +56,22 @@ class Tree:
         self.log_prob, self.last_log_prob, self.priority = self._real.unbind(-1)
         self.depth.fill_(0)  # step: found at; expanded_at: popped at
         self.path: Int[Tensor, "batch slots depth"] = column(depth)
-        self.child_token: Int[Tensor, "batch slots children"] = column(num_children)
-        self.child_log_prob: Float[Tensor, "batch slots children"] = column(
-            num_children, fill=0, dtype=torch.float64
+        # A slot's children are written whole before they are read, so nothing fills these.
+        children = self.token.new_empty(batch, capacity + 1, num_children)
+        self.child_token: Int[Tensor, "batch slots children"] = children
+        self.child_log_prob: Float[Tensor, "batch slots children"] = torch.empty_like(
+            children, dtype=torch.float64
         )
-        self.child_score: Float[Tensor, "batch slots children"] = column(
-            num_children, fill=0, dtype=torch.float64
+        self.child_score: Float[Tensor, "batch slots children"] = torch.empty_like(
+            self.child_log_prob
         )
-        self.child_state: Int[Tensor, "batch slots children"] = column(num_children, fill=0)
+        self.child_state: Int[Tensor, "batch slots children"] = torch.empty_like(children)
         self.count: Int[Tensor, " batch"] = torch.zeros(batch, dtype=torch.int64, device=device)
+
+    @property
+    def used(self) -> int:
+        """Count the slots that may hold a node, without waiting for a device."""
+        return int(self.count.max()) if self.count.device.type == "cpu" else self.capacity
 
     def columns(self) -> list[Tensor]:
         """Name every tensor that has a row per search."""
@@ -74,7 +81,8 @@ class Tree:
     def roots(self, rows: Int[Tensor, " begun"]) -> NodeBatch:
         """Empty these trees, and return their roots and no other node."""
         self.count.index_fill_(0, rows, 0)
-        self.child_state.index_fill_(0, rows, int(State.NONE))
+        if self.count.device.type != "cpu":
+            self.child_state.index_fill_(0, rows, int(State.NONE))
         self.expanded_at[:, 0].index_fill_(0, rows, 0)
         nothing = torch.zeros_like(self.parent[:, :1])
         is_valid = torch.zeros_like(nothing, dtype=torch.bool).index_fill_(0, rows, True)
@@ -133,7 +141,10 @@ class Tree:
         state: Int[Tensor, "batch nodes children"],
     ) -> None:
         """Keep the children of nodes, with their scores and what became of them."""
-        slot = _wide(nodes.slot, self.child_token)
+        slot = _wide(nodes.slot, self.child_state)
+        if children.token.shape[2] < slot.shape[2]:
+            self.child_state.scatter_(1, slot, int(State.NONE))
+            slot = slot[..., : children.token.shape[2]]
         self.child_token.scatter_(1, slot, children.token)
         self.child_log_prob.scatter_(1, slot, children.log_prob)
         self.child_score.scatter_(1, slot, score)

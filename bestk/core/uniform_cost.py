@@ -16,13 +16,13 @@ from torch import Tensor
 
 from bestk.config import SearchConfig
 from bestk.core.best_k import BestK
-from bestk.core.frontier import Nodes
+from bestk.core.frontier import Frontier, Nodes
 from bestk.core.policy import Plan, Shape
 from bestk.core.state import Fate
 from bestk.nodes import Children
 
 _AHEAD = 1e4  # nats: no path differs by as much
-_WIDTHS = (8, 32)  # besides the widest: models like few shapes
+_SLACK = 1e-3  # what single precision and the order of a sum may change of a score
 
 
 class UniformCost(BestK):
@@ -31,6 +31,10 @@ class UniformCost(BestK):
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         super().__init__(config, shape)
         self.search.by_score = True
+        is_on_cpu = shape.device.type == "cpu"
+        self.search.frontier = Frontier(
+            shape.batch, config.max_frontier, shape.device, shrinks=is_on_cpu
+        )
         like = self.search.ledger.completed
         # The scores of the n best complete texts, best first.
         self.best: Float[Tensor, "batch n"] = like.new_full(
@@ -40,6 +44,7 @@ class UniformCost(BestK):
     def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
         """Start these searches anew."""
         self.best.index_fill_(0, rows, -torch.inf)
+        self.floor = None
         return super().begin(rows, keys)
 
     def next(self) -> Plan:
@@ -52,9 +57,10 @@ class UniformCost(BestK):
             most = torch.where(worst[:, 0] > -torch.inf, needed, max(1, width // 4))
             left = torch.minimum(left, most)
         if left.device.type == "cpu":
-            longest = min(int(torch.minimum(left, frontier.count()).max()), width)
-            width = next((w for w in _WIDTHS if longest <= w < width), width)
-        return search.plan(frontier.best(width, most=left))
+            width = min(max(1, int(torch.minimum(left, frontier.count()).max())), width)
+        plan = search.plan(frontier.best(width, most=left))
+        self.floor = self.best[:, -1:] - plan.log_prob - _SLACK
+        return plan
 
     def step(self, plan: Plan, children: Children) -> None:
         """Take one step of every search."""

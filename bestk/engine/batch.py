@@ -265,6 +265,8 @@ class Batch:
         is_seen = any(r.request.is_watched or r.request.seconds for r in self.rows.values())
         if self.device.type != "cuda" or is_seen or self.policy.may_end_early:
             return 1
+        if any(row.request.hooks.allowed for row in self.rows.values()):
+            return 1  # it ends after a few, and idle passes would cost as much as they did
         # A search that never runs short of nodes ends when its budget does: look then, not later.
         ahead = [row.most_calls - self.calls for row in self.rows.values()]
         return max(1, min([_LOOK_EVERY, *(left for left in ahead if left > 0)]))
@@ -343,12 +345,19 @@ def _key(request: Request) -> int:
 
 def _flat(children: Children) -> list[torch.Tensor]:
     """List the tensors of children, with those of their verdict."""
-    verdict = children.verdict or ()
-    columns = [children.token, children.log_prob.double(), *verdict]
-    return [column for column in columns if column is not None]
+    return [column for column in _columns(children) if column is not None]
 
 
 def _unflat(columns: Sequence[torch.Tensor], like: Children) -> Children:
     """Put children together again."""
-    token, log_prob, *verdict = columns
-    return Children(token, log_prob, Verdict(*verdict) if like.verdict is not None else None)
+    left = iter(columns)
+    every = [None if column is None else next(left) for column in _columns(like)]
+    token, log_prob, rest, *verdict = every
+    judged = Verdict(*verdict) if verdict else None
+    return Children(token, log_prob, judged, rest=rest)
+
+
+def _columns(children: Children) -> list[Any]:
+    """List the tensors of children, None for those that there are not."""
+    token, log_prob, verdict, _, rest = children
+    return [token, log_prob.double(), rest, *(verdict or ())]

@@ -258,6 +258,7 @@ class Evaluator:
             if evaluation is not None and evaluation.mask is not None:
                 scores, is_normalised = evaluation.mask(context, normalised(scores)), True
             if evaluation is not None and evaluation.allowed is not None:
+                floor = self.policy.floor
                 return evaluation.allowed.children(
                     nodes,
                     contexts.states,
@@ -266,6 +267,7 @@ class Evaluator:
                     places=self.spec.num_children,
                     repeats=self.spec.num_forced,
                     is_normalised=is_normalised,
+                    floor=floor if floor is None or part.rows is None else floor[part.rows],
                 )
             if self.spec.num_children == 0:
                 nothing = nodes.token[..., None][..., :0]
@@ -297,16 +299,20 @@ class Evaluator:
         batch, width = nodes.token.shape
 
         def whole(columns: Sequence[Tensor], fill: Any) -> Tensor:
-            table = columns[0].new_full((batch, width, columns[0].shape[2]), fill)
+            most = max(column.shape[2] for column in columns)
+            table = columns[0].new_full((batch, width, most), fill)
             for (_, rows), column in zip(self.parts, columns, strict=True):
                 assert rows is not None
-                table[rows] = column
+                table[rows, :, : column.shape[2]] = column
             return table
 
         children = Children(
             whole([one.token for one in made], 0),
             whole([one.log_prob.double() for one in made], -torch.inf),
         )
+        rests = [one.rest[..., None].double() for one in made if one.rest is not None]
+        if rests:
+            children = children._replace(rest=whole(rests, -torch.inf)[..., 0])
         verdicts = [one.verdict for one in made if one.verdict is not None]
         if not verdicts:
             return children

@@ -217,8 +217,9 @@ class Prefetch:
         search, known, width = self.policy.search, self._of(row), self.policy.spec.width
         most, price = self.rows // waiting, PASS // waiting
         left = -(-(self.policy.config.total_budget - int(search.tree.count[row])) // width)
-        ends = (search.tree.child_state[row] == State.COMPLETE).any(dim=1)
-        lengths = (search.tree.depth[row] + 1)[ends].tolist()
+        used = int(search.tree.count[row])
+        ends = (search.tree.child_state[row, :used] == State.COMPLETE).any(dim=1)
+        lengths = (search.tree.depth[row, :used] + 1)[ends].tolist()
         longest = max(lengths, default=self.spec.depth)  # while none has ended, any may be
         levels = max(0, longest - known.deepest) + _LEVELS
         return most if left * (price + width) > levels * (price + most) else num_missing

@@ -31,6 +31,8 @@ logger = logging.getLogger("bestk")
 
 # Rows that a device multiplies with weights in hardly more time than it takes to read them.
 RIDGE = {"cpu": 16, "cuda": 200}
+# Slots of a tree from which on a CPU looks at a node's ancestors alone, not at masked places.
+_LARGE = 1000
 
 
 class DecoderOnlyBackend(Backend):
@@ -74,8 +76,15 @@ class DecoderOnlyBackend(Backend):
         obstacle = self.obstacle(begin, end, image)
         if obstacle is None:
             is_plain = image is None and not any(self._limits_passed(begin, end))
-            with_kernel = is_plain and self._with_kernel
-            return TreeSession(self.model, prompts, spec, prompt_size, with_kernel=with_kernel)
+            is_large = is_plain and spec.slots >= _LARGE and self.device.type == "cpu"
+            return TreeSession(
+                self.model,
+                prompts,
+                spec,
+                prompt_size,
+                with_kernel=is_plain and self._with_kernel,
+                along_paths=is_large and self._along_paths,
+            )
         if self._misreading is not None:
             raise ModelError(
                 f"{self.name} cannot be searched: what comes after a text, or beside it, "
@@ -141,6 +150,12 @@ class DecoderOnlyBackend(Backend):
             obstacle = sharing_obstacle(self.model, session)
         return obstacle is None
 
+    @functools.cached_property
+    def _along_paths(self) -> bool:
+        """Whether attention along paths gives this model's own numbers."""
+        session = functools.partial(TreeSession, along_paths=True)
+        return sharing_obstacle(self.model, session) is None
+
 
 class TreeSession(Session):
     """A batch of search trees over one cache each."""
@@ -153,9 +168,10 @@ class TreeSession(Session):
         prompt_size: int = 0,
         *,
         with_kernel: bool = False,
+        along_paths: bool = False,
     ) -> None:
         self.model = model
-        self.with_kernel = with_kernel
+        self.with_kernel, self.along_paths = with_kernel, along_paths
         is_static, kind = with_kernel and model.is_static, model.device.type
         self.capabilities = Capabilities(
             resize=not with_kernel,
@@ -220,10 +236,11 @@ class TreeSession(Session):
         layout = self.layout
         layout.advance(nodes)
         products = self.model.small_products.applied(nodes.token.numel())
-        with self.model.untouched(), products, self._attention(nodes.path):
+        path = nodes.path[..., : int(nodes.depth.max())] if self.along_paths else nodes.path
+        with self.model.untouched(), products, self._attention(path):
             output = self.model.module(
                 input_ids=nodes.token.clamp(min=0),
-                attention_mask=None if self.with_kernel else self._masks(nodes),
+                attention_mask=None if self._follows_paths else self._masks(nodes),
                 position_ids=layout.positions(nodes) + self.shift[:, None],
                 past_key_values=self.cache,
                 use_cache=True,
@@ -256,11 +273,15 @@ class TreeSession(Session):
             return recent
         return {"full_attention": every, "sliding_attention": recent}
 
+    @property
+    def _follows_paths(self) -> bool:
+        return self.with_kernel or self.along_paths
+
     @contextlib.contextmanager
     def _attention(self, path: Tensor | None) -> Iterator[None]:
-        if not self.with_kernel:
+        if not self._follows_paths or (self.along_paths and path is None):
             yield
             return
-        fused = self.model.fusion.applied()
+        fused = self.model.fusion.applied() if self.with_kernel else contextlib.nullcontext()
         with attention.tree_attention(self.model.config, self.layout, path), fused:
             yield
