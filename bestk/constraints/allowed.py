@@ -191,13 +191,11 @@ class Allowed:
         is_normalised: bool,
     ) -> Float[Tensor, "batch nodes children"]:
         """Return the log-probabilities of children."""
-        value = scores.gather(2, token)
-        value = value if scores.dtype == torch.float64 else value.float()
+        scores = scores if scores.dtype == torch.float64 else scores.float()
         if self.renormalize:
-            return normalised(value.masked_fill(~is_child, -torch.inf))
-        if not is_normalised:
-            value = value - scores.to(value.dtype).logsumexp(dim=-1, keepdim=True)
-        return value.masked_fill(~is_child, -torch.inf)
+            return normalised(scores.gather(2, token).masked_fill(~is_child, -torch.inf))
+        scores = scores if is_normalised else scores.log_softmax(dim=-1)
+        return scores.gather(2, token).masked_fill(~is_child, -torch.inf)
 
     def _judged(
         self,
@@ -275,7 +273,10 @@ class Allowed:
         back = nodes.path.gather(2, (nodes.depth - 2).clamp(min=0)[..., None])[..., 0]
         parent = states.gather(1, back.where(nodes.depth > 1, 0).clamp(min=0))
         low, high = tables.first[parent].long(), tables.first[parent + 1].long() - 1
-        for _ in range(self.trie.fan_outs[0].bit_length()):
+        widest = self.trie.fan_outs[0]
+        if low.device.type == "cpu":
+            widest = max(1, int((high - low).max()) + 1)
+        for _ in range(widest.bit_length()):
             middle = (low + high) >> 1
             is_past = tables.tokens(middle) < nodes.token
             low, high = torch.where(is_past, middle + 1, low), torch.where(is_past, high, middle)

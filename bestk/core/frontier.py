@@ -151,8 +151,19 @@ class Frontier:
         """Add nodes that were found in one step, behind the others in the order of ties."""
         return Nodes.joined(self.nodes, canonical(found))
 
-    def prune(self, pool: Nodes, priority: Float[Tensor, "batch pool"]) -> Nodes:
-        """Keep the best of a pool by their priority at the next pop, return the ones dropped."""
+    def prune(
+        self,
+        pool: Nodes,
+        priority: Float[Tensor, "batch pool"],
+        wanted: Bool[Tensor, "batch pool"] | None = None,
+    ) -> Nodes:
+        """Keep the best of a pool by their priority at the next pop, return the ones dropped.
+
+        Those that are not `wanted` are dropped first.
+        """
+        was_open = pool.is_open
+        if wanted is not None:
+            pool.is_open = was_open & wanted
         # The order in the pool is the tie order, so the sort must be stable.
         priority, order = priority.where(pool.is_open, -torch.inf).sort(
             dim=1, descending=True, stable=True
@@ -174,7 +185,7 @@ class Frontier:
         self.nodes.become(pool, source[:, :size])
         torch.gather(position, 1, best, out=self.order)
         self.priority.copy_(priority[:, :size])  # by rank
-        pool.is_open = pool.is_open > is_kept
+        pool.is_open = was_open > (is_kept & pool.is_open)
         return pool
 
     def _empty(self, batch: int, size: int, device: torch.device) -> None:

@@ -54,7 +54,7 @@ class UniformCost(BestK):
         if self.config.certify is not None:
             worst = self.best[:, -1:]
             needed = (frontier.priority >= worst).sum(dim=1)
-            most = torch.where(worst[:, 0] > -torch.inf, needed, max(1, width // 4))
+            most = torch.where(worst[:, 0] > -torch.inf, needed, max(1, width // 16))
             left = torch.minimum(left, most)
         if left.device.type == "cpu":
             width = min(max(1, int(torch.minimum(left, frontier.count()).max())), width)
@@ -75,11 +75,10 @@ class UniformCost(BestK):
         opened = torch.zeros_like(fate.opened).flatten(1).scatter_(1, index, True)
         fate = fate._replace(opened=fate.opened & opened.view_as(fate.opened))
         search.settle(plan, children, fate, score)
-        pool = search.frontier.push(self._found(plan, children, fate, score, index))
-        lost = Nodes(pool.is_open & (pool.score < worst), pool.whole, pool.real)
-        search.drop(lost)
-        pool.is_open = pool.is_open & ~lost.is_open
-        search.prune(pool, self.priority(pool, search.clock + 1))
+        found = self._found(plan, children, fate, score, index)
+        pool = Nodes.joined(search.frontier.nodes, found)
+        priority = self.priority(pool, search.clock + 1)
+        search.drop(search.frontier.prune(pool, priority, pool.score >= worst))
         search.update_active()
         if self.config.certify is not None:
             search.is_active &= self.best[:, -1] < search.bound()

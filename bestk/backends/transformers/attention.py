@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from bestk.errors import ModelError
@@ -27,11 +27,29 @@ if TYPE_CHECKING:
 NAME = "bestk_tree"
 
 
+class View(NamedTuple):
+    """What nodes look at: `prompt` places, less the padding, and their ancestors' places."""
+
+    prompt: int
+    place: Int[Tensor, "batch nodes depth"]
+    hidden: Bool[Tensor, "batch 1 1 nodes prompt+depth"]
+
+    @classmethod
+    def of(cls, layout: CacheLayout, path: Int[Tensor, "batch nodes depth"]) -> View:
+        """Find what the nodes at the end of these paths look at."""
+        is_node = (path >= 0) & (path < layout.capacity)
+        is_padding = torch.arange(layout.prompt_size) >= layout.prompt_length[:, None]
+        is_padding = is_padding[:, None].expand(-1, path.shape[1], -1)
+        hidden = torch.cat([is_padding, ~is_node], dim=2)[:, None, None]
+        return cls(layout.prompt_size, layout.place(path).where(is_node, 0), hidden)
+
+
 class _Current:
     """What the attention function must know and no argument carries."""
 
     layout: CacheLayout | None = None
     path: Tensor | None = None
+    view: View | None = None  # of nodes on a CPU
 
 
 @contextlib.contextmanager
@@ -41,11 +59,13 @@ def tree_attention(config: Any, layout: CacheLayout | None, path: Tensor | None)
     before = config._attn_implementation
     config._attn_implementation = NAME
     _Current.layout, _Current.path = layout, path
+    if layout is not None and path is not None and path.device.type == "cpu":
+        _Current.view = View.of(layout, path)
     try:
         yield
     finally:
         config._attn_implementation = before
-        _Current.layout = _Current.path = None
+        _Current.layout = _Current.path = _Current.view = None
 
 
 def current() -> tuple[CacheLayout | None, Tensor | None]:
@@ -73,8 +93,8 @@ def attend(
             query, key, value, is_causal=True, scale=scaling, enable_gqa=True
         )
         return mixed.transpose(1, 2).contiguous(), None
-    if query.device.type == "cpu":
-        return along_paths(query, key, value, path, layout, scaling), None
+    if _Current.view is not None:
+        return along_paths(query, key, value, _Current.view, scaling), None
     from bestk.backends.transformers.kernels import tree_attention as tree_kernels
 
     return (
@@ -89,30 +109,22 @@ def along_paths(
     query: Float[Tensor, "batch heads nodes size"],
     key: Float[Tensor, "batch kv_heads places size"],
     value: Float[Tensor, "batch kv_heads places value_size"],
-    path: Int[Tensor, "batch nodes depth"],
-    layout: CacheLayout,
+    view: View,
     scaling: float,
 ) -> Float[Tensor, "batch nodes heads value_size"]:
     """Attend from every node to the prompt, one product for all, and to its own ancestors."""
     batch, kv_heads = key.shape[:2]
-    nodes, depth = path.shape[1:]
+    rows, places = torch.arange(batch)[:, None, None], view.place
     query = (query * scaling).unflatten(1, (kv_heads, -1))  # [batch, kv_heads, groups, nodes, size]
-    is_node = (path >= 0) & (path < layout.capacity)
-    place = layout.place(path).where(is_node, 0).flatten(1)[:, None, :, None]
 
-    def own(held: Tensor) -> Tensor:
-        found = held.gather(2, place.expand(batch, kv_heads, -1, held.shape[-1]))
-        return found.view(batch, kv_heads, 1, nodes, depth, -1)
+    def own(held: Tensor) -> Tensor:  # [batch, kv_heads, 1, nodes, depth, size]
+        return held.transpose(1, 2)[rows, places].permute(0, 3, 1, 2, 4)[:, :, None]
 
-    prompt = slice(layout.prompt_size)
-    shared = query @ key[:, :, None, prompt].transpose(-1, -2)
-    is_padding = torch.arange(layout.prompt_size) >= layout.prompt_length[:, None]
-    shared = shared.masked_fill(is_padding[:, None, None, None], -torch.inf)
+    shared = query @ key[:, :, None, : view.prompt].transpose(-1, -2)
     mine = (query[..., None, :] * own(key)).sum(-1)
-    mine = mine.masked_fill(~is_node[:, None, None], -torch.inf)
-    weight = torch.cat([shared, mine], dim=-1).softmax(-1)
-    mixed = weight[..., prompt] @ value[:, :, None, prompt]
-    mixed = mixed + (weight[..., layout.prompt_size :, None] * own(value)).sum(-2)
+    weight = torch.cat([shared, mine], dim=-1).masked_fill_(view.hidden, -torch.inf).softmax(-1)
+    mixed = weight[..., : view.prompt] @ value[:, :, None, : view.prompt]
+    mixed += (weight[..., view.prompt :, None] * own(value)).sum(-2)
     return mixed.flatten(1, 2).transpose(1, 2).contiguous()
 
 
