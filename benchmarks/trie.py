@@ -2,9 +2,11 @@
 
     python benchmarks/trie.py --items 1000000 --seconds 240          # ids of four levels
     python benchmarks/trie.py --titles titles.txt --prompts questions.txt --model smollm2
+    python benchmarks/trie.py --device cuda --batch 32 --items 10000000
 
 Ids: a small Llama is trained on histories in which the next item shares ids with the last.
-All methods run in one process, in turns, on one thread; times are CPU seconds, so read the ratios.
+All methods run in one process, in turns; on a CPU with one thread, and times are CPU seconds: read
+the ratios. With --batch so many prompts are searched together, by all methods.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=30)
     parser.add_argument("--beams", type=int, nargs="+", default=[10, 50])
     parser.add_argument("--hf-queries", type=int, default=5, help="of them also by transformers")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=1, help="prompts searched together")
+    parser.add_argument("--hidden", type=int, default=128, help="size of the model")
+    parser.add_argument("--train-rows", type=int, default=32, help="histories in a training step")
     parser.add_argument("--renormalize", action="store_true")
     parser.add_argument(
         "--sharpen", type=float, default=1.0, help="times the logits: as if trained for longer"
@@ -47,24 +53,25 @@ def main() -> None:
     torch.set_num_threads(1)
     begun = time.process_time()
     if args.titles:
-        lm = bestk.load(args.model or "smollm2", device="cpu", dtype="float32")
+        lm = bestk.load(args.model or "smollm2", device=args.device, dtype="float32")
         trie = bestk.Trie.from_texts(args.titles.read_text().splitlines(), lm.tokenizer)
         prompts = [lm.encode(line) for line in args.prompts.read_text().splitlines()]
     else:
         ids = catalogue(args.items, args.words)
-        if args.model:
-            network = LlamaForCausalLM.from_pretrained(args.model)
-        else:
-            network = trained(ids, args.words, args.seconds)
+        known = args.model and LlamaForCausalLM.from_pretrained(args.model)
+        network = known or trained(ids, args)
         if args.keep:
             network.save_pretrained(args.keep)
         network.model.norm.weight.data *= args.sharpen
-        lm = bestk.from_transformers(network.eval())
+        lm = bestk.from_transformers(network.eval().to(args.device))
         begun = time.process_time()
         trie = bestk.Trie.from_sequences(ids + tokens_of(args.words))
         prompts = histories(ids, args.words, args.queries, 5, np.random.default_rng(1)).tolist()
     print(f"# {trie.describe()}, built in {time.process_time() - begun:.2f} s")
-    compare(lm, trie, prompts[: args.queries], args)
+    if args.batch == 1:
+        compare(lm, trie, prompts[: args.queries], args)
+    else:
+        compare_batches(lm, trie, prompts[: args.queries], args)
 
 
 def compare(lm: Any, trie: bestk.Trie, prompts: list[list[int]], args: Any) -> None:
@@ -115,9 +122,152 @@ def compare(lm: Any, trie: bestk.Trie, prompts: list[list[int]], args: Any) -> N
         print(json.dumps({"method": name, "queries": len(columns)} | medians))
 
 
+def compare_batches(lm: Any, trie: bestk.Trie, prompts: list[list[int]], args: Any) -> None:
+    """Search prompts of one length together, by all methods; print a line of every batch."""
+
+    def exact(some: list[list[int]]) -> list[bestk.SearchResult]:
+        return bestk.search(
+            lm,
+            some,
+            allowed=trie,
+            num_texts=10,
+            certify=10,
+            budget=BUDGET,
+            renormalize=args.renormalize,
+            keep_tree=False,
+        )
+
+    methods: dict[str, Callable[[list[list[int]]], Any]] = {"exact": exact}
+    for width in args.beams:
+        methods[f"beam {width}, vectorised"] = lambda some, w=width: beams(lm, trie, some, w, args)
+    if args.hf_queries:
+        width = max(args.beams)
+        methods[f"beam {width}, transformers"] = lambda some: hf_beams(lm, trie, some, width, args)
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for first in range(0, len(prompts) + 1 - args.batch, args.batch):
+        some, found, told = prompts[first : first + args.batch], {}, {"batch": first // args.batch}
+        for name, method in methods.items():
+            if "transformers" in name and first >= args.hf_queries:
+                continue
+            if first == 0:
+                method(some)  # what is tried out, captured and compiled once
+            begun = clock(args.device)
+            found[name] = method(some)
+            seconds[name].append(clock(args.device) - begun)
+            told[name] = round(seconds[name][-1], 5)
+        print(json.dumps(told | checked(found.pop("exact"), found)), flush=True)
+    for name, took in seconds.items():
+        pairs = [ours / theirs for ours, theirs in zip(seconds["exact"], took, strict=False)]
+        medians = {"seconds": statistics.median(took), "ratio": statistics.median(pairs)}
+        print(json.dumps({"method": name, "batches": len(took)} | medians), flush=True)
+
+
+def checked(exact: list[bestk.SearchResult], found: dict[str, Any]) -> dict[str, Any]:
+    """Tell what a batch of proofs cost, and how many of the exact ten the beams have."""
+    calls = sorted(result.cost.model_calls for result in exact)
+    told = {
+        "proven": sum(result.certified >= 10 for result in exact),
+        "calls, median and most": [statistics.median(calls), calls[-1]],
+        "expanded": statistics.median(result.cost.expanded for result in exact),
+        "tenth": round(statistics.median(r.hypotheses[-1].log_prob for r in exact), 2),
+    }
+    for name, texts in found.items():
+        ten = [{h.token_ids for h in result.hypotheses} for result in exact]
+        kept = (len(a & {tuple(ids) for ids in b[:10]}) for a, b in zip(ten, texts, strict=True))
+        told[f"of the exact, {name}"] = round(statistics.fmean(kept), 2)
+    return told
+
+
+def clock(device: str) -> float:
+    """Tell the time: of this process alone on a CPU, of the wall where a device works beside it."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     begun = time.process_time()
     return work(), time.process_time() - begun
+
+
+@torch.inference_mode()
+def beams(
+    lm: Any, trie: bestk.Trie, prompts: list[list[int]], width: int, args: Any
+) -> list[list[list[int]]]:
+    """Beam search of many prompts, and items, of one length; nothing is waited for in between."""
+    network, device, batch = lm.backend.network, args.device, len(prompts)
+    if device not in _ON_DEVICE:
+        first, token = (torch.from_numpy(a.astype(np.int64)) for a in (trie.first, trie.token))
+        widest = [int(np.diff(trie.first[start : end + 1]).max()) for start, end in trie.levels]
+        _ON_DEVICE[device] = first.to(device), token.to(device), widest
+    first, token, widest = _ON_DEVICE[device]
+    output = network(torch.tensor(prompts, device=device), use_cache=True, logits_to_keep=1)
+    cache, logits = output.past_key_values, output.logits[:, -1]
+    nodes = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+    scores = nodes.float()
+    texts = torch.zeros(batch, 1, 0, dtype=torch.int64, device=device)
+    for level in range(trie.depth):
+        start, place = first[nodes], torch.arange(widest[level], device=device)
+        is_child = place < (first[nodes + 1] - start)[..., None]
+        child = (start[..., None] + place).where(is_child, 0)
+        log_probs = logits.view(batch, -1, logits.shape[-1]).log_softmax(-1)
+        value = log_probs.gather(2, token[child]).masked_fill(~is_child, -torch.inf)
+        if args.renormalize:
+            value = value.log_softmax(-1)
+        total = (scores[..., None] + value).flatten(1)
+        scores, index = total.topk(min(width, total.shape[1]))
+        rows, nodes = index // widest[level], child.flatten(1).gather(1, index)
+        before = texts.gather(1, rows[..., None].expand(-1, -1, level))
+        texts = torch.cat([before, token[nodes][..., None]], dim=2)
+        if level + 1 < trie.depth:
+            beam_size = log_probs.shape[1]
+            row = torch.arange(batch, device=device)[:, None]
+            cache.reorder_cache((rows + beam_size * row).flatten())
+            last = token[nodes].flatten()[:, None]
+            logits = network(last, past_key_values=cache, use_cache=True).logits[:, -1]
+    return [rows[:10] for rows in texts.tolist()]
+
+
+_ON_DEVICE: dict[str, Any] = {}
+
+
+def hf_beams(
+    lm: Any, trie: bestk.Trie, prompts: list[list[int]], width: int, args: Any
+) -> list[list[list[int]]]:
+    """Beam search of transformers for many prompts of one length; dicts where they can be had."""
+    length, known = len(prompts[0]), {}
+    root = nested(trie) if trie.num_nodes < 5_000_000 else None
+
+    def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        prefix, node = tuple(ids[length:].tolist()), root
+        if node is not None:
+            for one in prefix:
+                node = node.get(one, {})
+            return list(node) or [1]
+        if prefix not in known:
+            place = trie.find(prefix)
+            run = trie.token[trie.first[place] : trie.first[place + 1]] if place >= 0 else []
+            known[prefix] = [int(one) for one in run] or [1]
+        return known[prefix]
+
+    tokens = torch.tensor(prompts, device=args.device)
+    output = lm.backend.network.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        num_beams=width,
+        num_return_sequences=10,
+        prefix_allowed_tokens_fn=allowed,
+        renormalize_logits=args.renormalize,
+        length_penalty=0.0,
+        do_sample=False,
+        max_new_tokens=trie.depth,
+        min_new_tokens=trie.depth,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    found = output[:, length:].tolist()
+    return [found[row : row + 10] for row in range(0, len(found), 10)]
 
 
 @torch.inference_mode()
@@ -211,10 +361,12 @@ def nested(trie: bestk.Trie) -> dict[int, Any]:
 
 def catalogue(items: int, words: int) -> np.ndarray:
     """Make different ids, few of them in many items: sorted, a row an item."""
-    rng, drawn = np.random.default_rng(0), np.zeros((0, LEVEL), np.int64)
+    rng, drawn = np.random.default_rng(0), np.zeros(0, np.int64)
+    places = words ** np.arange(LEVEL)[::-1]
     while len(drawn) < items:
-        drawn = np.unique(np.concatenate([drawn, popular(rng, items, words)]), axis=0)
-    return drawn[np.sort(rng.permutation(len(drawn))[:items])]
+        drawn = np.unique(np.concatenate([drawn, popular(rng, items, words) @ places]))
+    kept = drawn[np.sort(rng.permutation(len(drawn))[:items])]
+    return kept[:, None] // places % words
 
 
 def popular(rng: Any, count: int, words: int) -> np.ndarray:
@@ -239,13 +391,14 @@ def tokens_of(words: int) -> np.ndarray:
     return 2 + np.arange(LEVEL) * words
 
 
-def trained(ids: np.ndarray, words: int, seconds: float) -> Any:
-    """Train a Llama of about a million parameters."""
+def trained(ids: np.ndarray, args: Any) -> Any:
+    """Train a Llama, by default of about a million parameters."""
     torch.manual_seed(0)
+    words, seconds, size = args.words, args.seconds, args.hidden
     config = LlamaConfig(
         vocab_size=LEVEL * words + 2,
-        hidden_size=128,
-        intermediate_size=256,
+        hidden_size=size,
+        intermediate_size=2 * size,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
@@ -254,12 +407,13 @@ def trained(ids: np.ndarray, words: int, seconds: float) -> Any:
         bos_token_id=0,
         eos_token_id=1,
     )
-    network, rng = LlamaForCausalLM(config), np.random.default_rng(2)
-    optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
-    begun = time.process_time()
-    while (spent := (time.process_time() - begun) / seconds) < 1:
-        optimizer.param_groups[0]["lr"] = 3e-3 * (1 - spent)
-        batch = torch.from_numpy(histories(ids, words, 32, 8, rng))
+    network, rng = LlamaForCausalLM(config).to(args.device), np.random.default_rng(2)
+    rate = 3e-3 * (128 / size) ** 0.5
+    optimizer = torch.optim.AdamW(network.parameters(), rate)
+    begun = clock(args.device)
+    while (spent := (clock(args.device) - begun) / seconds) < 1:
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, 50 * spent) * (1 - spent)
+        batch = torch.from_numpy(histories(ids, words, args.train_rows, 8, rng)).to(args.device)
         loss = network(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
         loss.backward()

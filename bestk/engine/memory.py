@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Beyond this many searches side by side a pass is bound by arithmetic, and memory is better kept.
 MOST_ROWS = 64
 _ROWS_ON_CPU = 8
+_NODES_ON_CPU = 128  # in a pass: with more it only waits for its slowest search
 # How allocators word it, whatever they raise.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed")
 _USABLE = 0.8  # of the free memory
@@ -23,13 +24,14 @@ def rows_for(requests: Sequence[Request], most: int | None = None) -> int:
     """Choose how many of these searches run side by side, `most` at the most."""
     first = requests[0]
     backend, limit = first.lm.backend, first.lm.backend.capabilities.max_rows
+    on_cpu = max(1, min(_ROWS_ON_CPU, _NODES_ON_CPU // first.spec.width))
     memory = backend.memory(first.spec, max(request.length for request in requests))
     if memory is None:
-        fitting = limit or _ROWS_ON_CPU
+        fitting = limit or on_cpu
     else:
         # An engine's model is elsewhere: the device is that of the search's own tensors.
-        on_cpu = backend.device.type == "cpu" and limit is None
-        fitting = rows_in(memory, _ROWS_ON_CPU if on_cpu else MOST_ROWS)
+        is_on_cpu = backend.device.type == "cpu" and limit is None
+        fitting = rows_in(memory, on_cpu if is_on_cpu else MOST_ROWS)
     return fitting if most is None else most if memory is None else min(fitting, most)
 
 
