@@ -351,10 +351,9 @@ def _flat(children: Children) -> list[torch.Tensor]:
 def _unflat(columns: Sequence[torch.Tensor], like: Children) -> Children:
     """Put children together again."""
     left = iter(columns)
-    every = [None if column is None else next(left) for column in _columns(like)]
+    every: list[Any] = [None if column is None else next(left) for column in _columns(like)]
     token, log_prob, rest, *verdict = every
-    judged = Verdict(*verdict) if verdict else None
-    return Children(token, log_prob, judged, rest=rest)
+    return Children(token, log_prob, Verdict(*verdict) if verdict else None, rest=rest)
 
 
 def _columns(children: Children) -> list[Any]:

@@ -115,7 +115,8 @@ def along_paths(
     """Attend from every node to the prompt, one product for all, and to its own ancestors."""
     batch, kv_heads = key.shape[:2]
     rows, places = torch.arange(batch)[:, None, None], view.place
-    query = (query * scaling).unflatten(1, (kv_heads, -1))  # [batch, kv_heads, groups, nodes, size]
+    nodes, size = query.shape[2:]
+    query = (query * scaling).view(batch, kv_heads, -1, nodes, size)  # third: heads of a group
 
     def own(held: Tensor) -> Tensor:  # [batch, kv_heads, 1, nodes, depth, size]
         return held.transpose(1, 2)[rows, places].permute(0, 3, 1, 2, 4)[:, :, None]
