@@ -184,7 +184,7 @@ class SearchState:
     def stop_certified(self) -> None:
         """Stop the searches whose texts are proven, where that was asked for."""
         if self.config.certify is not None:
-            self.is_active &= self.certified() < self.config.certify
+            self.is_active &= self.certified(self.tree.used) < self.config.certify
 
     def time_out(self, rows: Iterable[int]) -> None:
         """Stop these searches where they are."""
@@ -199,15 +199,15 @@ class SearchState:
         still_open = worth.masked_fill(~nodes.is_open, -math.inf).amax(dim=1)
         return torch.maximum(self.pruned_bound, still_open)
 
-    def certified(self) -> Int[Tensor, " batch"]:
-        """Count the completions that are proven to be the model's likeliest."""
-        tree, used = self.tree, slice(self.tree.used)
+    def certified(self, slots: int) -> Int[Tensor, " batch"]:
+        """Count the completions, in so many slots, that are proven to be the model's likeliest."""
+        tree, used = self.tree, slice(slots)
         worth = tree.child_score[:, used]
         if not self.by_score:
             worth = tree.log_prob[:, used, None] + tree.child_log_prob[:, used]
         is_complete = tree.child_state[:, used] == State.COMPLETE
         proven = is_complete & (worth >= self.bound()[:, None, None])
-        is_used = torch.arange(used.stop, device=worth.device) < tree.count[:, None]
+        is_used = torch.arange(slots, device=worth.device) < tree.count[:, None]
         return (proven & is_used[..., None]).sum(dim=(1, 2))
 
     def frontier_mass(self) -> Float[Tensor, " batch"]:
@@ -221,7 +221,7 @@ class SearchState:
         limits = {
             "broken": self.broken_at >= 0,
             "max_completions": self.num_completions >= (config.max_completions or math.inf),
-            "certified": self.certified() >= (config.certify or math.inf),
+            "certified": self.certified(int(self.tree.count.max())) >= (config.certify or math.inf),
             "budget": self.tree.count >= config.total_budget,
         }
         reasons, timed_out = [], self.timed_out.tolist()

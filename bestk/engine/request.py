@@ -6,6 +6,7 @@ Knows prompts, settings and hooks; nothing of batches.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class Request:
     @cached_property
     def shared_config(self) -> SearchConfig:
         """The settings that all searches of a batch have in common."""
-        return dataclasses.replace(self.config, **_OWN)
+        return _shared(self.config)
 
     @cached_property
     def spec(self) -> BatchSpec:
@@ -79,11 +80,9 @@ class Request:
     def key(self) -> Hashable:
         """What the searches of one batch have in common."""
         backend, evaluation = self.lm.backend, self.evaluation
-        # Sums over more places round in another order, so those of one batch list as many; what a
-        # trie lists a second time is no part of a sum.
+        # Sums over more places round in another order, so those of one batch list as many.
         is_named = evaluation.allowed is not None
-        num_forced = 0 if is_named else evaluation.num_forced
-        shape = self.shared_config, num_forced, evaluation.stop_ids
+        shape = self.shared_config, evaluation.num_forced, evaluation.stop_ids
         captured: tuple[Hashable, ...] = ()
         if backend.device.type == "cuda":  # a graph holds one evaluation, or none
             graph = evaluation if evaluation.is_static else None
@@ -190,6 +189,11 @@ def requests_of(
         is_whole = evaluation.needs_whole or config.sample is not None
         lm.backend.check(requests[0].spec, whole=is_whole)
     return requests
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(config: SearchConfig) -> SearchConfig:
+    return dataclasses.replace(config, **_OWN)
 
 
 def _barred(hooks: Hooks, exclude: Sequence[Iterable[Any]], count: int) -> Sequence[Sequence[int]]:

@@ -170,7 +170,7 @@ class TestWhatIsLeftOut:
         prompts = [[rng.randrange(3, tiny.VOCAB) for _ in range(5)] for _ in range(32)]
         without = [rng.sample(range(len(rows)), rng.randint(0, 400)) for _ in prompts]
         options: dict[str, Any] = {"allowed": trie, "certify": 5, "budget": 200}
-        together = bestk.search(lm, prompts, exclude=without, **options)
+        together = bestk.search(lm, prompts, exclude=without, batch_size=32, **options)
         for number in range(0, 32, 1 if is_toy else 8):
             result = together[number]
             alone = bestk.search(lm, prompts[number], exclude=without[number], **options)
@@ -189,6 +189,29 @@ class TestWhatIsLeftOut:
         )
         assert (result.hypotheses, result.stop_reason) == ((), "exhausted")
         assert "dead end" in str(result.notice)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_searches_of_several_tries_equal_one_by_one(seed: int) -> None:
+    lm = bestk.LanguageModel(random_toy(5, VOCAB))
+    # In the last an item begins another, in the one before it none does.
+    rows = [random_rows(seed, VOCAB), [(1, 2), (3, 4)], [(1,), (1, 2), (3, 4)]]
+    tries = [bestk.Trie.from_sequences(one) for one in rows]
+    for allowed, result in together(lm, tries):
+        alone = bestk.search(lm, [1], allowed=allowed, certify=4)
+        assert [h.token_ids for h in result.hypotheses] == [h.token_ids for h in alone.hypotheses]
+        assert result.certified == alone.certified
+
+
+def together(lm: Any, tries: list[bestk.Trie]) -> list[tuple[bestk.Trie, Any]]:
+    """Search tries side by side."""
+    scheduler, found = Scheduler(3), []
+    for trie in tries:
+        hooks = Hooks(allowed=Allowed(trie))
+        scheduler.add(requests_of(lm, [[1]], bestk.SearchConfig(certify=4), hooks)[0])
+    while scheduler.has_work:
+        found += [(u.request.hooks.allowed.trie, u.result) for u in scheduler.step() if u.result]
+    return found
 
 
 def test_searches_of_two_tries_share_their_passes() -> None:
