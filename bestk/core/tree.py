@@ -66,6 +66,8 @@ class Tree:
             self.child_log_prob
         )
         self.child_state: Int[Tensor, "batch slots children"] = torch.empty_like(children)
+        if device.type != "cpu":
+            self.child_state.fill_(int(State.NONE))
         self.count: Int[Tensor, " batch"] = torch.zeros(batch, dtype=torch.int64, device=device)
 
     @property
