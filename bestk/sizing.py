@@ -17,11 +17,14 @@ from bestk.backends.base import Memory
 from bestk.backends.transformers.decoder_only import DecoderOnlyBackend
 from bestk.backends.transformers.encoder_decoder import EncoderDecoderBackend
 from bestk.config import FLOATS, SearchConfig
+from bestk.core.methods import may_look_ahead
 from bestk.core.policy import spec_of
 from bestk.engine.memory import rows_in
+from bestk.engine.prefetch import usual_rows, with_room
 from bestk.errors import ModelError, OptionError
 from bestk.lm.language_model import LanguageModel
 from bestk.lm.loading import from_transformers, shape_of
+from bestk.nodes import BatchSpec
 
 # Tokens per block of vLLM's prefix cache: what is shared are whole blocks.
 BLOCK = 16
@@ -41,7 +44,7 @@ class Size:
     token_bytes: int  # keys and values of one token, all layers
     slots: int  # P + C: the prompt once, and one for every expanded node
     cache_bytes: int
-    search_bytes: int  # with logits, the tree and the reading of the prompt: what a lane takes
+    search_bytes: int  # with logits, tree, reading, and nodes evaluated ahead: what a lane takes
     beam_cache_bytes: int  # b · (P + T): what beam search would keep
     model_calls: int  # 1 + (C − 1) / k
     tokens: int  # read by the model: P + C − 1
@@ -91,7 +94,9 @@ def size_of(
         token_bytes=token_bytes,
         slots=slots,
         cache_bytes=slots * token_bytes,
-        search_bytes=backend.model.bytes_of(spec_of(settings, backend.vocab_size), prompt_tokens),
+        search_bytes=backend.model.bytes_of(
+            _with_ahead(lm, settings, weights[0].device.type), prompt_tokens
+        ),
         beam_cache_bytes=settings.beam_size * (prompt_tokens + longest) * token_bytes,
         model_calls=1 + -(-(budget - 1) // min(settings.k, settings.max_frontier)),
         tokens=tokens,
@@ -101,6 +106,16 @@ def size_of(
         # A request finds the whole blocks of its prefix, and computes what is left: 1 to BLOCK.
         computed_tokens=prompt_tokens + (budget - 1) * (BLOCK + 1) // 2,
     )
+
+
+def _with_ahead(lm: LanguageModel, config: SearchConfig, device: str) -> BatchSpec:
+    """Return what a search takes, with the nodes that are evaluated ahead of time."""
+    backend, spec = lm.backend, spec_of(config, lm.backend.vocab_size)
+    rows = lm.prefetch
+    if rows is None:
+        # Shapes without weights are for a card.
+        rows = usual_rows(spec, backend.capabilities, 1, is_captured=device != "cpu")
+    return with_room(spec, rows if may_look_ahead(config) else 0)
 
 
 def check_dtype(dtype: str) -> None:
@@ -116,7 +131,8 @@ def describe(size: Size, prompts: int, memory_bytes: int | None = None) -> Mappi
         "cache per token": _bytes(size.token_bytes),
         "cache per search": f"{_bytes(size.cache_bytes)} in {size.slots:,} slots "
         f"(beam search: {_bytes(size.beam_cache_bytes)})",
-        "memory per search": f"{_bytes(size.search_bytes)} with logits, tree and activations",
+        "memory per search": f"{_bytes(size.search_bytes)} with logits, tree, activations "
+        "and nodes evaluated ahead of time",
     }
     if memory_bytes is not None:
         rows = size.rows_in_memory(memory_bytes)

@@ -2,26 +2,35 @@
 
 What the model has said of nodes that were not popped yet is known, so the search goes on through
 them as it will; a node that was not evaluated brings no children. A wrong guess costs the place of
-a row and changes nothing: what is popped, and when, is for the search to say. Knows arrays.
+a row and changes nothing: what is popped, and when, is for the search to say. Knows arrays, and
+asks the policy for priorities.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from bestk.ahead.evaluations import READY, Evaluations
+from bestk.core.frontier import WHOLES, Nodes
+
+_STEP = WHOLES.index("step")
+# A policy's rank of open nodes at a time.
+Priority = Callable[[Nodes, Tensor], Tensor]
 
 
 class OpenNodes(NamedTuple):
-    """The frontier of one search, by its parents' evaluation slots, and the next group in it."""
+    """The frontier of one search, its parents' evaluation slots, and the next group in it."""
 
     parent: Int[np.ndarray, " open"]
     child: Int[np.ndarray, " open"]
-    score: Float[np.ndarray, " open"]
-    step: Int[np.ndarray, " open"]
+    whole: Int[np.ndarray, "wholes open"]
+    real: Float[np.ndarray, "reals open"]
     group: Int[np.ndarray, " group"]  # places among them
 
 
@@ -38,24 +47,31 @@ class Scratch:
     """The frontier of a search that runs on: what is open, and what ready nodes will bring."""
 
     def __init__(self, known: Evaluations, nodes: OpenNodes) -> None:
-        ready = np.flatnonzero(known.home == READY)
-        of, child = known.children["opened"][ready].nonzero()
-        self.parent = np.concatenate([nodes.parent, ready[of]])
+        ready, kept = np.flatnonzero(known.home == READY), known.children
+        of, child = kept["opened"][ready].nonzero()
+        above = ready[of]
+        self.parent = np.concatenate([nodes.parent, above])
         self.child = np.concatenate([nodes.child, child])
-        found = known.children["score"][ready[of], child]
-        self.score = np.concatenate([nodes.score, found])
-        self.step = np.concatenate([nodes.step, np.zeros(len(of), dtype=np.int64)])
+        last, depth = kept["log_prob"][above, child], known.depth[above] + 1
+        # Their parents are in no tree, and nobody has found them yet.
+        whole = [kept["token"][above, child], np.full(len(of), -1), child, depth, 0 * child]
+        real = [kept["score"][above, child], known.log_prob[above] + last, last]
+        self.whole = np.concatenate([nodes.whole, np.stack(whole)], axis=1)
+        self.real = np.concatenate([nodes.real, np.stack(real)], axis=1)
         self.slot = known.child_slot[self.parent, self.child].tolist()
-        self.value = self.score.copy()  # of what is open; −inf is not
-        self.value[len(nodes.score) :] = -np.inf
-        ends = len(nodes.score) + np.searchsorted(of, np.arange(len(ready) + 1))
+        first = len(nodes.parent)
+        self.is_open = np.arange(len(self.parent)) < first
+        ends = first + np.searchsorted(of, np.arange(len(ready) + 1))
         bounds = zip(ends.tolist(), ends[1:].tolist(), strict=False)
         self.children = dict(zip(ready.tolist(), (slice(*one) for one in bounds), strict=True))
         self.reached = np.zeros(len(known.home), dtype=bool)
+        # The same memory, as policies know it.
+        columns = map(torch.from_numpy, (self.is_open, self.whole, self.real))
+        self.pool = Nodes(*(column[None] for column in columns))
 
     def pop(self, places: Int[np.ndarray, " group"], clock: int) -> list[int]:
         """Pop nodes, open their children, and return those that were not evaluated."""
-        self.value[places] = -np.inf
+        self.is_open[places] = False
         missing = []
         for place in places.tolist():
             slot = self.slot[place]
@@ -64,14 +80,13 @@ class Scratch:
             else:
                 self.reached[slot] = True
                 found = self.children[slot]
-                self.value[found], self.step[found] = self.score[found], clock
+                self.is_open[found], self.whole[_STEP, found] = True, clock
         return missing
 
-    def best(
-        self, number: int, decay: Float[np.ndarray, " ages"], clock: int
-    ) -> Int[np.ndarray, " best"]:
+    def best(self, number: int, priority: Priority, clock: int) -> Int[np.ndarray, " best"]:
         """Return the places of the next group, best first."""
-        rank = self.value - decay[clock - self.step]
+        rank = priority(self.pool, torch.tensor([clock]))[0].numpy()
+        rank = np.where(self.is_open, rank, -np.inf)
         best = np.argpartition(-rank, number - 1)[:number] if number < len(rank) else slice(None)
         some: Int[np.ndarray, " best"] = np.arange(len(rank))[best]
         some = some[rank[some] > -np.inf]
@@ -82,7 +97,7 @@ class Scratch:
 def look_ahead(
     known: Evaluations,
     nodes: OpenNodes,
-    decay: Float[np.ndarray, " ages"],
+    priority: Priority,
     *,
     clock: int,
     left: int,
@@ -96,7 +111,7 @@ def look_ahead(
     num_missing = len(rows)
     while len(rows) < most and len(popped) and (left := left - len(popped)) > 0:
         clock += 1
-        popped = scratch.best(min(width, left), decay, clock)
+        popped = scratch.best(min(width, left), priority, clock)
         rows += scratch.pop(popped, clock)
     taken = np.array(rows[: max(most, num_missing)], dtype=np.int64)
     return Guess(scratch.parent[taken], scratch.child[taken], num_missing, scratch.reached)

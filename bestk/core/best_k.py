@@ -38,10 +38,6 @@ class BestK(Policy):
         self.threshold = math.log(config.min_prob) if config.min_prob > 0 else -math.inf  # log γ
         # The kernels know these methods alone, not what a subclass makes of them.
         self.kernels = step_kernels(self) if type(self) is BestK else None
-        # Who steps in another way goes another way, or looks at tree slots.
-        own = type(self).next, type(self).step
-        has_way = self.kernels is not None or shape.device.type == "cpu"
-        self.can_look_ahead = own == (BestK.next, BestK.step) and has_way
 
     def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
         """Start these searches anew."""

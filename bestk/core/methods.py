@@ -54,6 +54,15 @@ def policy_of(config: SearchConfig, shape: Shape, method: Method | None = None) 
     return known(config, shape)
 
 
+def may_look_ahead(config: SearchConfig) -> bool:
+    """Return whether nodes of such searches may be evaluated before they are popped.
+
+    Who steps in a way of its own goes another way, or looks at tree slots.
+    """
+    known = POLICIES[config.policy] if config.sample is None else SAMPLERS[config.sample]
+    return (known.next, known.step) == (BestK.next, BestK.step)
+
+
 def check_policy(config: SearchConfig) -> None:
     """Refuse a name that is none, and notice steps that are wider than the beam."""
     if config.policy not in POLICIES:

@@ -57,7 +57,6 @@ class Policy(ABC):
     is_static = False  # `next` and `step` are fixed series of kernels: a CUDA graph can hold them
     can_refill = False  # a search can begin while others run
     draws = False  # children are drawn, by `draw`
-    can_look_ahead = False  # nodes may be evaluated before they are popped
     may_end_early = False  # a pass may take several steps, so nobody knows when a search can end
     spec: BatchSpec
     judge: Judge  # for policies that choose among children by themselves; set by the batch

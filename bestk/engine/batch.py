@@ -112,10 +112,10 @@ class Batch:
         )
         prompts = [request.ids for request in requests[:rows]]
         prompts += prompts[:1] * (rows - len(prompts))
-        ahead = rows_of_pass(first, self.policy, backend.capabilities, rows)
+        ahead = rows_of_pass(first, backend.capabilities, rows)
         spec = with_room(self.policy.spec, ahead)
         self.session = backend.start(prompts, spec, prompt_size)
-        ahead = rows_of_pass(first, self.policy, self.session.capabilities, rows)
+        ahead = rows_of_pass(first, self.session.capabilities, rows)
         self.prefetch = prefetch_of(first, self.policy, spec, ahead)
         self.policy = captured(first, self.policy, self.session, spec, ahead)
         self.num_rows, self.prompt_size = rows, prompt_size

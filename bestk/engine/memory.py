@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bestk.backends.base import Memory
+from bestk.engine.prefetch import rows_of_pass, with_room
 from bestk.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,17 +23,21 @@ _USABLE = 0.8  # of the free memory
 
 def rows_for(requests: Sequence[Request], most: int | None = None) -> int:
     """Choose how many of these searches run side by side, `most` at the most."""
-    first = requests[0]
-    backend, limit = first.lm.backend, first.lm.backend.capabilities.max_rows
-    on_cpu = max(1, min(_ROWS_ON_CPU, _NODES_ON_CPU // first.spec.width))
-    memory = backend.memory(first.spec, max(request.length for request in requests))
+    first, longest = requests[0], max(request.length for request in requests)
+    backend, can = first.lm.backend, first.lm.backend.capabilities
+    spec, limit = first.spec, can.max_rows
+    on_cpu = max(1, min(_ROWS_ON_CPU, _NODES_ON_CPU // spec.width))
+    memory = backend.memory(spec, longest)
     if memory is None:
         fitting = limit or on_cpu
-    else:
-        # An engine's model is elsewhere: the device is that of the search's own tensors.
-        is_on_cpu = backend.device.type == "cpu" and limit is None
-        fitting = rows_in(memory, on_cpu if is_on_cpu else MOST_ROWS)
-    return fitting if most is None else most if memory is None else min(fitting, most)
+        return fitting if most is None else most
+    # An engine's model is elsewhere: the device is that of the search's own tensors.
+    is_on_cpu = backend.device.type == "cpu" and limit is None
+    fitting = rows_in(memory, on_cpu if is_on_cpu else MOST_ROWS)
+    # What is evaluated ahead of time takes places too, fewer where more searches share a pass.
+    memory = backend.memory(with_room(spec, rows_of_pass(first, can, fitting)), longest)
+    assert memory is not None
+    return min(rows_in(memory, fitting), most or fitting)
 
 
 def rows_in(memory: Memory, most: int = MOST_ROWS) -> int:

@@ -21,9 +21,11 @@ from bestk.ahead.lookahead import Guess, OpenNodes, look_ahead
 from bestk.backends.base import Capabilities, Session
 from bestk.core.best_k import BestK
 from bestk.core.frontier import WHOLES
+from bestk.core.methods import may_look_ahead
 from bestk.core.policy import Plan, Policy
 from bestk.core.tree import State
 from bestk.engine.request import Request
+from bestk.kernels import may_run
 from bestk.nodes import BatchSpec, Children, NodeBatch, Verdict
 
 # Evaluated nodes that may wait to be popped, for every row of a pass, if the budget is as large.
@@ -34,25 +36,29 @@ PASS, _LEVELS = 24, 2
 _MOST_ROWS, _BEAMS, _ROUNDED = 64, 3, 8
 
 
-def rows_of_pass(request: Request, policy: Policy, can: Capabilities, batch: int) -> int:
+def rows_of_pass(request: Request, can: Capabilities, batch: int) -> int:
     """Return how many nodes of a search a pass may evaluate, 0 where each is when it is popped.
 
     Code of others sees every node that is evaluated, and may count them: it is asked first. Where
     a pass is captured, it may take several steps; who watches wants to hear of each.
     """
-    hooks, asked, width = request.hooks, request.prefetch, policy.spec.width
-    is_captured = isinstance(policy, BestK) and policy.kernels is not None
+    hooks, asked, spec = request.hooks, request.prefetch, request.spec
+    is_captured = may_run("search", request.lm.backend.device) and not request.evaluation.judges
     is_out = hooks.allowed is not None or (is_captured and request.is_watched)
-    if not policy.can_look_ahead or is_out:
+    if request.method is not None or is_out or not may_look_ahead(request.config):
         return 0
     if asked is not None:
-        return max(asked, width) if asked and is_captured else asked
+        return max(asked, spec.width) if asked and is_captured else asked
+    return 0 if hooks.see_nodes else usual_rows(spec, can, batch, is_captured=is_captured)
+
+
+def usual_rows(spec: BatchSpec, can: Capabilities, batch: int, *, is_captured: bool) -> int:
+    """Return the rows of a pass where nobody asked for a number."""
     rows = can.ridge
     if is_captured:
-        beams = -(-policy.spec.slots // policy.spec.depth)
-        wanted = -(-_BEAMS * beams // _ROUNDED) * _ROUNDED
+        wanted = -(-_BEAMS * -(-spec.slots // spec.depth) // _ROUNDED) * _ROUNDED
         rows = min(can.ridge // batch, wanted, _MOST_ROWS)
-    return rows if 2 * rows >= 3 * width and not hooks.see_nodes else 0
+    return rows if 2 * rows >= 3 * spec.width else 0
 
 
 def with_room(spec: BatchSpec, rows: int) -> BatchSpec:
@@ -73,6 +79,8 @@ class Pass(NamedTuple):
 def prefetch_of(request: Request, policy: Policy, spec: BatchSpec, rows: int) -> Prefetch | None:
     """Return what evaluates nodes of such searches ahead of time, None where nothing should."""
     if not rows or not isinstance(policy, BestK) or policy.kernels is not None:
+        return None
+    if policy.search.shape.device.type != "cpu":  # of arrays, which graphs know nothing of
         return None
     return Prefetch(policy, spec, rows, is_asked=request.prefetch is not None)
 
@@ -97,7 +105,6 @@ class Prefetch:
 
     def __init__(self, policy: BestK, spec: BatchSpec, rows: int, *, is_asked: bool) -> None:
         self.policy, self.spec, self.rows, self.is_asked = policy, spec, rows, is_asked
-        self.decay = policy.decay.numpy()
         self.known: list[Evaluations | None] = [None] * policy.search.shape.batch
         self.moved: set[int] = set()  # who took the last step
         self.asked: Pass
@@ -228,21 +235,21 @@ class Prefetch:
         """Guess which nodes a search wants, its next group first."""
         policy, search = self.policy, self.policy.search
         frontier, known = search.frontier, self._of(row)
-        whole = frontier.nodes.whole[row].numpy()
         places = np.flatnonzero(frontier.nodes.is_open[row].numpy())
-        columns = dict(zip(WHOLES, whole[:, places], strict=True))
+        whole = frontier.nodes.whole[row].numpy()[:, places]
+        columns = dict(zip(WHOLES, whole, strict=True))
         group = frontier.order[row, : len(is_next)].numpy()[is_next]
         nodes = OpenNodes(
             known.of_tree[columns["parent"]],
             columns["child"],
-            frontier.nodes.score[row].numpy()[places],
-            columns["step"],
+            whole,
+            frontier.nodes.real[row].numpy()[:, places],
             np.searchsorted(places, group),
         )
         return look_ahead(
             known,
             nodes,
-            self.decay,
+            policy.priority,
             clock=int(search.clock[row]) + 1,
             left=policy.config.total_budget - int(search.tree.count[row]),
             width=policy.spec.width,

@@ -19,7 +19,7 @@ from bestk.core.methods import Method, check_policy
 from bestk.core.policy import spec_of
 from bestk.engine.evaluator import OF_EVALUATION, Evaluation, evaluation_of
 from bestk.errors import OptionError
-from bestk.lm.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel, check_prefetch
 from bestk.nodes import BatchSpec
 from bestk.processors.pipeline import Hooks
 from bestk.result import Hypothesis, SearchResult, signature
@@ -145,7 +145,9 @@ def requests_of(
     items that are left out, for each prompt, or nothing at all.
     """
     hooks = hooks or Hooks()
-    _check_prefetch(options.get("prefetch"))
+    if options.get("prefetch") is None:
+        options["prefetch"] = lm.prefetch
+    check_prefetch(options["prefetch"])
     barred = _barred(hooks, exclude, len(prompts))
     if hooks.allowed is not None:
         if method is not None:
@@ -217,8 +219,3 @@ def check(lm: LanguageModel, ids: Sequence[Any], config: SearchConfig) -> None:
             raise OptionError(f"stop_ids go from 0 to {size - 1}, got {token}")
     for prompt in ids:
         lm.check_length(prompt, config.max_new_tokens)
-
-
-def _check_prefetch(rows: Any) -> None:
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
-        raise OptionError(f"prefetch must be a number of nodes, 0 for none, got {rows!r}")

@@ -44,14 +44,21 @@ class Features:
 Prompt = str | Sequence[int] | Sequence[Message] | Features
 
 
+def check_prefetch(rows: Any) -> None:
+    """Refuse what is no number of nodes."""
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
+        raise OptionError(f"prefetch must be a number of nodes, 0 for none, got {rows!r}")
+
+
 class LanguageModel:
     """A backend and the tokenizer that goes with it.
 
     Without a tokenizer prompts are token ids, and texts are the ids themselves. `chat_template`
-    stands in for the tokenizer's own.
+    stands in for the tokenizer's own. `prefetch` is what searches are run with that do not say it.
     """
 
     src_lang: str | None = None  # of models that translate
+    prefetch: int | None = None  # nodes of a pass, evaluated ahead of time; None: what pays
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from bestk.lm.checkpoint import (
     tokenizer_of,
 )
 from bestk.lm.encoder_decoder import make_encoder_decoder
-from bestk.lm.language_model import LanguageModel
+from bestk.lm.language_model import LanguageModel, check_prefetch
 from bestk.lm.registry import check_options, opener
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def load(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     decoder_prompt: Sequence[int] | None = None,
+    prefetch: int | None = None,
     **engine_options: Any,
 ) -> LanguageModel:
     """Load a model by short name, folder or hub name; its config tells what kind it is.
@@ -58,13 +59,19 @@ def load(
     A file that ends in .gguf is a model too. `dtype="auto"` is the checkpoint's own; on a CPU it is
     what that CPU is good at (docs/speed.md): float32, or bfloat16, or a GGUF file's own "4bit".
     `device=None` takes a GPU if there is one. `quantization` is "4bit", by bitsandbytes, or one of
-    transformers' quantization configs. What comes after it is explained at `from_transformers`.
+    transformers' quantization configs. Languages and `decoder_prompt` are explained at
+    `from_transformers`. `prefetch` is what searches of this model are run with that do not say it.
 
     A name like `http://localhost:8000` is an engine's (`engines.py`); it takes `engine_options`,
     and of the others those that it knows.
     """
     name = str(name)
     given = {option: value for option, value in locals().items() if option in _defaults()}
+    if prefetch is not None:
+        check_prefetch(prefetch)
+        lm = load(name, **{**given, "prefetch": None}, **engine_options)
+        lm.prefetch = prefetch
+        return lm
     if open_engine := opener(name):
         changed = {o: value for o, value in given.items() if value != _defaults()[o]}
         check_options(name, open_engine, changed | engine_options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 import tiny_seq2seq
+import torch
 from conftest import random_toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +27,8 @@ import bestk
 from bestk.ahead.evaluations import Evaluations
 from bestk.ahead.lookahead import Guess, OpenNodes, Scratch
 from bestk.backends.toy import ToyBackend
+from bestk.core.best_k import BestK
+from bestk.core.methods import POLICIES
 from bestk.engine import prefetch
 from bestk.engine.request import requests_of
 from bestk.engine.scheduler import Scheduler
@@ -103,12 +107,11 @@ def at_random(seed: int) -> Any:
     """Make a predictor that names open nodes as they come."""
     source = random.Random(seed)
 
-    def guess(known: Evaluations, nodes: OpenNodes, decay: Any, *, clock: int, **_: int) -> Guess:
+    def guess(known: Evaluations, nodes: OpenNodes, rank: Any, *, clock: int, **_: int) -> Guess:
         scratch = Scratch(known, nodes)
         rows = scratch.pop(nodes.group, clock)
         num_missing = len(rows)
-        is_open = scratch.value > -math.inf
-        others = [i for i, slot in enumerate(scratch.slot) if slot < 0 and is_open[i]]
+        others = [i for i, slot in enumerate(scratch.slot) if slot < 0 and scratch.is_open[i]]
         rows += source.sample(others, min(len(others), source.randrange(6)))
         taken = np.array(rows, dtype=np.int64)
         return Guess(scratch.parent[taken], scratch.child[taken], num_missing, scratch.reached)
@@ -212,6 +215,64 @@ def test_what_breaks_the_model_ahead_of_time_breaks_nothing() -> None:
     plain = bestk.search(lm, [1], prefetch=0, scoring="sum", **options)
     assert facts(bestk.search(lm, [1], prefetch=8, scoring="sum", **options)) == facts(plain)
     assert plain.stop_reason == "budget"
+
+
+def test_what_breaks_the_model_ahead_of_time_hides_from_the_others() -> None:
+    """Its keys and values lie in the cache; masked attention multiplies them by 0, not NaN."""
+    lm = bestk.from_transformers(tiny.model("gpt2"))
+    options: dict[str, Any] = {"k": 2, "budget": 12, "max_new_tokens": 7, "min_prob": 0.0}
+    plain = bestk.search(lm, [3, 4], prefetch=0, **options)
+    assert plain.tree is not None
+    network: Any = lm.backend.network
+    weights = network.transformer.wte.weight
+    network.lm_head = torch.nn.Linear(*reversed(weights.shape), bias=False)
+    network.lm_head.weight.data.copy_(weights.data)
+    popped = {*plain.tree.token.tolist(), 3, 4}
+    # Whoever reads one of these gives NaN; the plain search never asks for it.
+    weights.data[[token for token in range(len(weights)) if token not in popped]] = math.nan
+    found = bestk.search(lm, [3, 4], prefetch=24, **options)
+    assert found.cost.evaluated > plain.cost.evaluated
+    assert groups(found) == groups(plain)
+    assert found.stop_reason == plain.stop_reason
+
+
+def test_guesses_follow_a_policy_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deep nodes first: who guesses by the usual priority needs more passes."""
+
+    class Deep(BestK):
+        def priority(self, pool: Any, clock: Any) -> Any:
+            return super().priority(pool, clock) + 2.0 * pool.depth
+
+    monkeypatch.setitem(POLICIES, "deep", Deep)
+    lm = bestk.LanguageModel(random_toy(5, 12))
+    options: dict[str, Any] = {"k": 1, "budget": 60, "max_new_tokens": 8, "policy": "deep"}
+    plain = bestk.search(lm, [1], prefetch=0, **options)
+    ahead = bestk.search(lm, [1], prefetch=8, **options)
+    assert facts(ahead) == facts(plain)
+    usual = prefetch.look_ahead
+
+    def as_usual(known: Any, nodes: Any, rank: Any, **more: Any) -> Guess:
+        return usual(known, nodes, lambda *given: BestK.priority(rank.__self__, *given), **more)
+
+    monkeypatch.setattr(prefetch, "look_ahead", as_usual)
+    other = bestk.search(lm, [1], prefetch=8, **options)
+    assert facts(other) == facts(plain)
+    assert ahead.cost.model_calls < other.cost.model_calls
+
+
+def test_a_model_brings_its_number_along(cli: Any) -> None:
+    lm = bestk.load("toy", prefetch=4)
+    options: dict[str, Any] = {"k": 1, "budget": 40, "max_new_tokens": 8}
+    assert bestk.search(lm, "the", **options).cost.model_calls < 40
+    assert bestk.search(lm, "the", prefetch=0, **options).cost.model_calls == 40
+    assert "prefetch" not in bestk.search(lm, "the", **options).signature
+    with pytest.raises(OptionError, match="prefetch must be a number of nodes"):
+        bestk.load("toy", prefetch=-1)
+    shell = ("-m", "toy", "-k", "1", "--budget", "40", "--max-new-tokens", "8", "--json", "the")
+    shell += ("--policy", "best-k")
+    code, out, _ = cli("generate", "--engine-option", "prefetch=4", *shell)
+    assert code == 0
+    assert json.loads(out)["cost"]["model_calls"] < 40
 
 
 def test_who_is_served_by_default() -> None:

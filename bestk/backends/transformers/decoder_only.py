@@ -30,7 +30,7 @@ from bestk.nodes import BatchSpec, NodeBatch
 logger = logging.getLogger("bestk")
 
 # Rows that a device multiplies with weights in hardly more time than it takes to read them.
-RIDGE = {"cpu": 16, "cuda": 200}
+RIDGE = {"cpu": 16, "cuda": 200, "meta": 200}
 # Slots of a tree from which on a CPU looks at a node's ancestors alone, not at masked places.
 _LARGE = 1000
 

@@ -181,8 +181,9 @@ class TreeLayer(StaticLayer):  # type: ignore[no-untyped-call]
             kernels.store(self.keys, self.values, key_states, value_states, write)
             return self.keys[:, :, :used], self.values[:, :, :used]
         place = write.to(self.device)[:, None, :, None]
-        self.keys.scatter_(2, place.expand_as(key_states), key_states)
-        self.values.scatter_(2, place.expand_as(value_states), value_states)
+        # Others look past a broken node, which multiplies it by 0: NaN would stay NaN.
+        self.keys.scatter_(2, place.expand_as(key_states), key_states.nan_to_num())
+        self.values.scatter_(2, place.expand_as(value_states), value_states.nan_to_num())
         return self.keys[:, :, :used], self.values[:, :, :used]
 
     def moved(self, old: StaticLayer) -> list[tuple[slice, slice]]:
