@@ -219,7 +219,7 @@ def test_what_breaks_the_model_ahead_of_time_breaks_nothing() -> None:
 
 def test_what_breaks_the_model_ahead_of_time_hides_from_the_others() -> None:
     """Its keys and values lie in the cache; masked attention multiplies them by 0, not NaN."""
-    lm = bestk.from_transformers(tiny.model("gpt2"))
+    lm = bestk.from_transformers(tiny.fresh("gpt2"))
     options: dict[str, Any] = {"k": 2, "budget": 12, "max_new_tokens": 7, "min_prob": 0.0}
     plain = bestk.search(lm, [3, 4], prefetch=0, **options)
     assert plain.tree is not None
