@@ -78,7 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = with_address(list(sys.argv[1:] if argv is None else argv) or ["--help"])
     try:
-        code = app()(with_command(arguments), prog_name="bestk", standalone_mode=False)
+        command: Any = typer.main.get_command(app())
+        for option in (param for one in command.commands.values() for param in one.params):
+            option.show_envvar = False  # docs/cli.md has the one rule for all
+        given = {"standalone_mode": False, "auto_envvar_prefix": "BESTK"}
+        code = command(with_command(arguments), prog_name="bestk", **given)
         sys.stdout.flush()
     except BestKError as error:
         return _fail(str(error))

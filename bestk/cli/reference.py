@@ -20,7 +20,9 @@ def reference() -> str:
     parts = [
         "# Command line\n",
         "`bestk PROMPT` is `bestk generate PROMPT`; a chat model answers the prompt, `--raw` "
-        "continues it. `bestk --install-completion` teaches your shell commands and options.\n",
+        "continues it. `bestk --install-completion` teaches your shell commands and options. Any "
+        "option may come from the environment: `BESTK_SERVE_PORT=8001` is `--port` of `bestk "
+        "serve`.\n",
         "Made from the commands by `python -m bestk.cli.reference > docs/cli.md`.\n",
         "Results go to standard output, progress to standard error if it is a terminal. Bad input "
         "gives one line that starts with `Error:` and exit code 2. Ctrl-C keeps what was found and "

@@ -22,7 +22,7 @@ from rich.console import Console
 import bestk
 from bestk.backends.base import Capabilities
 from bestk.backends.toy import ToyBackend
-from bestk.cli import app, options
+from bestk.cli import app, main, options
 from bestk.config import SearchConfig
 from bestk.viz.terminal import tree_view
 
@@ -126,6 +126,16 @@ def test_names_of_other_tools_are_answered(cli: Any) -> None:
         code, _, err = cli("generate", "colours", option, "3")
         assert code == 2
         assert words in err
+
+
+def test_options_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BESTK_GENERATE_MODEL", "toy")
+    monkeypatch.setenv("BESTK_GENERATE_NUM_TEXTS", "2")
+    assert main(["the cat", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["hypotheses"]) == 2
 
 
 def test_version(cli: Any) -> None:

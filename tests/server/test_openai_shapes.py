@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +36,9 @@ TOOLS: Any = [
 @pytest.fixture(scope="module")
 def server(tokenizer: Any) -> Iterator[Served]:
     lm = bestk.LanguageModel(writer(0), tokenizer, "writer", chat_template=TEMPLATE)
-    tagged = bestk.LanguageModel(writer(0), tokenizer, "tagged", chat_template=TAGGED)
+    lines = copy.deepcopy(tokenizer)  # tags stand on lines of their own
+    lines.add_tokens(["\n"])
+    tagged = bestk.LanguageModel(writer(0), lines, "tagged", chat_template=TAGGED)
     plain = bestk.LanguageModel(writer(1), tokenizer, "task")
     with served(
         letters_lm(), lm, tagged, plain, limits=Limits(new_tokens=90, budget=300)
