@@ -47,41 +47,19 @@ class Diverse(BestK):
 
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         super().__init__(config, shape)
-        batch, device = shape.batch, shape.device
+        keep = self.search.keep
         self.num_texts = config.num_texts or config.beam_size
         fresh = [
             [round(weight * math.exp(-said) * _UNIT) for said in range(_MOST_SAID + 1)]
             for weight in _WEIGHTS
         ]
-        self.table: Int[Tensor, "orders said"] = torch.tensor(fresh, device=device)
-
-        def whole(*size: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(batch, *size, dtype=dtype, device=device)
-
+        self.table: Int[Tensor, "orders said"] = torch.tensor(fresh, device=shape.device)
         # How often lanes said each n-gram; and which n-grams each expanded node ends with.
-        self.said: Int[Tensor, "batch orders buckets"] = whole(2, _BUCKETS, dtype=torch.int32)
-        self.grams: Int[Tensor, "batch orders slots"] = whole(2, self.spec.slots + 1)
-        self.num_lanes, self.num_ended = whole(), whole()
-        self.num_taken, self.ended_length = whole(), whole()  # tokens by lanes; in ended ones
-        self.taken_log_prob = whole(dtype=torch.float64)
-
-    def columns(self) -> list[Tensor]:
-        """Name every tensor that has a row per search."""
-        own = [self.said, self.grams, self.num_lanes, self.num_ended, self.num_taken]
-        return [*super().columns(), *own, self.ended_length, self.taken_log_prob]
-
-    def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
-        """Start these searches anew."""
-        for column in (
-            self.said,
-            self.num_lanes,
-            self.num_ended,
-            self.num_taken,
-            self.ended_length,
-        ):
-            column.index_fill_(0, rows, 0)
-        self.taken_log_prob.index_fill_(0, rows, 0.0)
-        return super().begin(rows, keys)
+        self.said: Int[Tensor, "batch orders buckets"] = keep(0, 2, _BUCKETS, dtype=torch.int32)
+        self.grams: Int[Tensor, "batch orders slots"] = keep(0, 2, self.spec.slots + 1)
+        self.num_lanes, self.num_ended = keep(0), keep(0)
+        self.num_taken, self.ended_length = keep(0), keep(0)  # tokens by lanes; in ended ones
+        self.taken_log_prob = keep(0.0)
 
     def next(self) -> Plan:
         """Return the nodes of the next step: the lanes."""

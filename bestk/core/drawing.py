@@ -29,16 +29,13 @@ class Drawing(BestK):
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         super().__init__(config, shape)
         self.threshold = -math.inf  # what is drawn is opened
-        self.seeds = torch.zeros(shape.batch, dtype=torch.int64, device=shape.device)
-
-    def columns(self) -> list[Tensor]:
-        """Name every tensor that has a row per search."""
-        return [*super().columns(), self.seeds]
+        self.seeds = self.search.keep(0)
 
     def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
         """Start these searches anew."""
+        plan = super().begin(rows)
         self.seeds[rows] = torch.tensor(keys, dtype=torch.int64, device=rows.device)
-        return super().begin(rows)
+        return plan
 
     def draw(
         self,

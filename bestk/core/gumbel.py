@@ -40,20 +40,8 @@ class Gumbel(Drawing):
     def __init__(self, config: SearchConfig, shape: Shape) -> None:
         super().__init__(config, shape)
         self.num_texts = config.num_texts or config.beam_size
-        completed = self.search.ledger.completed
         # The highest keys of texts, one more than are wanted.
-        self.best: Float[Tensor, "batch texts"] = completed.new_full(
-            (shape.batch, self.num_texts + 1), -math.inf
-        )
-
-    def columns(self) -> list[Tensor]:
-        """Name every tensor that has a row per search."""
-        return [*super().columns(), self.best]
-
-    def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
-        """Start these searches anew."""
-        self.best.index_fill_(0, rows, -math.inf)
-        return super().begin(rows, keys)
+        self.best: Float[Tensor, "batch texts"] = self.search.keep(-math.inf, self.num_texts + 1)
 
     def draw(
         self,

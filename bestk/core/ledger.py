@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -22,11 +21,6 @@ class Ledger:
     truncated: Float[Tensor, " batch"]
     pruned_prob: Float[Tensor, " batch"]  # never opened: below γ
     pruned_frontier: Float[Tensor, " batch"]  # opened, then pruned from the heap
-
-    @staticmethod
-    def empty(batch: int, device: torch.device) -> Ledger:
-        """Make the ledgers of searches that have not begun."""
-        return Ledger(*(torch.zeros(batch, dtype=torch.float64, device=device) for _ in range(4)))
 
     def book(
         self,

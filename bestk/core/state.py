@@ -49,35 +49,32 @@ class SearchState:
         self.is_stop = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
         self.is_stop[[*shape.stop_ids, *config.stop_ids]] = True
 
-        def whole() -> Int[Tensor, " batch"]:
-            return torch.zeros(batch, dtype=torch.int64, device=device)
-
-        self.ledger = Ledger.empty(batch, device)
-        self.clock = whole()
-        self.num_completions = whole()
-        self.num_truncated = whole()
+        self.kept: list[tuple[Tensor, int | float]] = []
+        self.ledger = Ledger(*(self.keep(0.0) for _ in range(4)))
+        self.clock, self.num_completions, self.num_truncated = (self.keep(0) for _ in range(3))
         # The likeliest thing ever pruned: with the frontier, a bound on any text not found.
-        self.pruned_bound = torch.full_like(self.ledger.completed, -math.inf)
-        self.broken_at = whole() - 1  # the step at which the model gave NaN
-        self.is_active = torch.ones(batch, dtype=torch.bool, device=device)
-        self.timed_out = torch.zeros_like(self.is_active)
+        self.pruned_bound = self.keep(-math.inf)
+        self.broken_at = self.keep(-1)  # the step at which the model gave NaN
+        self.is_active, self.timed_out = self.keep(True), self.keep(False)
+
+    def keep(self, initial: int | float, *size: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Make a column, a row for each search, that has its initial value where one begins."""
+        if dtype is None and isinstance(initial, float):
+            dtype = torch.float64
+        shape = self.shape.batch, *size
+        column = torch.full(shape, initial, dtype=dtype, device=self.shape.device)
+        self.kept.append((column, initial))
+        return column
 
     def columns(self) -> list[Tensor]:
         """Name every tensor that has a row per search."""
-        own = [self.clock, self.num_completions, self.num_truncated, self.pruned_bound]
-        own += [self.broken_at, self.is_active, self.timed_out, *vars(self.ledger).values()]
+        own = [column for column, _ in self.kept]
         return [*own, *self.tree.columns(), *self.frontier.columns()]
 
     def restart(self, rows: Int[Tensor, " begun"]) -> Plan:
         """Begin these searches anew; their roots are planned."""
-        for counter in (self.clock, self.num_completions, self.num_truncated):
-            counter.index_fill_(0, rows, 0)
-        for mass in vars(self.ledger).values():
-            mass.index_fill_(0, rows, 0.0)
-        self.pruned_bound.index_fill_(0, rows, -math.inf)
-        self.broken_at.index_fill_(0, rows, -1)
-        self.is_active.index_fill_(0, rows, True)
-        self.timed_out.index_fill_(0, rows, False)
+        for column, initial in self.kept:
+            column.index_fill_(0, rows, initial)
         self.frontier.clear(rows)
         nodes = self.tree.roots(rows)
         return Plan(nodes, torch.zeros_like(nodes.depth, dtype=torch.float64), is_begin=True)

@@ -35,15 +35,11 @@ class UniformCost(BestK):
         self.search.frontier = Frontier(
             shape.batch, config.max_frontier, shape.device, shrinks=is_on_cpu
         )
-        like = self.search.ledger.completed
         # The scores of the n best complete texts, best first.
-        self.best: Float[Tensor, "batch n"] = like.new_full(
-            (shape.batch, config.certify or 1), -torch.inf
-        )
+        self.best: Float[Tensor, "batch n"] = self.search.keep(-torch.inf, config.certify or 1)
 
     def begin(self, rows: Int[Tensor, " begun"], keys: Sequence[int] = ()) -> Plan:
         """Start these searches anew."""
-        self.best.index_fill_(0, rows, -torch.inf)
         self.floor = None
         return super().begin(rows, keys)
 
@@ -90,10 +86,6 @@ class UniformCost(BestK):
         least = deep.topk(min(max(1, self.spec.width // 16), deep.shape[1])).values[:, -1:]
         is_ahead = (deep >= least) & (self.best[:, -1:] == -torch.inf)
         return score + _AHEAD * is_ahead
-
-    def columns(self) -> list[Tensor]:
-        """Name every tensor that has a row per search."""
-        return [*super().columns(), self.best]
 
     def _note(
         self, fate: Fate, score: Float[Tensor, "batch nodes children"]
