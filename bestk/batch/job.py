@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from bestk.batch.files import AnyFile, RemoteFile, file_of
+from bestk.batch.formats import assembler, copies_columns, open_source
 from bestk.batch.on_ray import OnRay, RaySettings
-from bestk.batch.sources import Offset, Shard, Source, format_of, open_source
+from bestk.batch.sources import Offset, Shard, Source, format_of
 from bestk.batch.store import JobStore
 from bestk.batch.window import JobConfig, WindowRunner, facts_of, prepare
-from bestk.batch.writing import assembler, copies_columns
 from bestk.config import DIVERSITY, SearchConfig
 from bestk.engine.memory import check_batch_size
 from bestk.errors import OptionError

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from bestk.batch.files import AnyFile, digest_of, size_of
 from bestk.batch.rows import RawRow
-from bestk.errors import MissingExtraError, OptionError, SchemaError
+from bestk.errors import OptionError, SchemaError
 
 SUFFIXES = {
     ".jsonl": "jsonl",
@@ -193,23 +193,3 @@ def format_of(path: AnyFile) -> str:
         if path.name.endswith(suffix):
             return kind
     raise OptionError(f"{path.name} must end in one of {', '.join(SUFFIXES)}: rename it")
-
-
-def open_source(path: AnyFile) -> Source:
-    """Open an input by the format that its name says."""
-    kind = format_of(path)
-    if not path.is_file():
-        raise OptionError(f"{path} is not there: give a file with rows")
-    if kind == "parquet":
-        found: Source = parquet().Parquet(path)
-        return found
-    return (JsonLines if kind == "jsonl" else GzipLines)(path)
-
-
-def parquet() -> Any:
-    """Import what reads and writes Parquet."""
-    try:
-        from bestk.batch import parquet
-    except ImportError:
-        raise MissingExtraError("Parquet needs pyarrow: pip install 'bestk[parquet]'") from None
-    return parquet

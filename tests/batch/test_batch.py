@@ -15,7 +15,8 @@ from batch_jobs import OPTIONS, read_rows, rows_of, write_rows
 import bestk
 from bestk.backends.toy import ToyBackend
 from bestk.batch import Job, JobConfig, ModelName, Shard, follow_batch, run_batch
-from bestk.batch.sources import JsonLines, Offset, open_source
+from bestk.batch.formats import open_source
+from bestk.batch.sources import JsonLines, Offset
 from bestk.batch.terminal import describe
 from bestk.errors import BestKError, ModelError, OptionError, SchemaError
 from bestk.lm.toy_language import toy_language

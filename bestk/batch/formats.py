@@ -1,4 +1,4 @@
-"""The output of a finished job in its final format, made from the lines of its results.
+"""Opens the input of a job by its format, and makes the output from the lines of its results.
 
 JSON lines are the results as they are, and move into their place; gzip and Parquet are written from
 them as a stream. Knows formats, no models.
@@ -10,9 +10,31 @@ import gzip
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bestk.batch.files import AnyFile
-from bestk.batch.sources import Source, format_of, parquet
+from bestk.batch.sources import GzipLines, JsonLines, Source, format_of
+from bestk.errors import MissingExtraError, OptionError
+
+
+def open_source(path: AnyFile) -> Source:
+    """Open an input by the format that its name says."""
+    kind = format_of(path)
+    if not path.is_file():
+        raise OptionError(f"{path} is not there: give a file with rows")
+    if kind == "parquet":
+        found: Source = parquet().Parquet(path)
+        return found
+    return (JsonLines if kind == "jsonl" else GzipLines)(path)
+
+
+def parquet() -> Any:
+    """Import what reads and writes Parquet."""
+    try:
+        from bestk.batch import parquet
+    except ImportError:
+        raise MissingExtraError("Parquet needs pyarrow: pip install 'bestk[parquet]'") from None
+    return parquet
 
 
 def assembler(
