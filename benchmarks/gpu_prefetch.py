@@ -135,9 +135,10 @@ def main() -> None:
     args = parser.parse_args()
     logging.getLogger("bestk").setLevel(logging.ERROR)
     model = build(args.shape, torch.bfloat16)
-    like_language(model, args.length + 1000 * args.endless)
     floor = weight_bytes(model)[0] / (args.bandwidth * 1e12)
     lm = bestk.from_transformers(model)
+    bestk.search(lm, [5, 6, 7], k=2, budget=4, max_new_tokens=3)  # tries the model out as it is
+    like_language(model, args.length + 1000 * args.endless)
     for case in args.cases:
         k, budget = map(int, case.split("x"))
         print(json.dumps(measure(lm, k, budget, args, floor)), flush=True)

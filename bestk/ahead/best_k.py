@@ -12,21 +12,22 @@ from collections.abc import Sequence
 
 import torch
 import triton
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from bestk.ahead.evaluations import FREE
 from bestk.ahead.kernels import choose, settle
 from bestk.core.best_k import BestK
 from bestk.core.policy import Plan, Shape
-from bestk.core.tree import State
 from bestk.nodes import BatchSpec, Children, NodeBatch
 
 # A program holds the evaluations of a search, and the paths of a pass.
 _MOST_SLOTS = 8192
 _MOST_PATHS = 16384
-# What a pass costs besides its nodes, in nodes; and passes beyond one for each level of the tree.
-_PASS, _LEVELS = 160, 2
+# What a pass costs besides its nodes, in nodes.
+_PASS = 160
+# Narrow passes between two looks at whether wide ones pay.
+_LOOK_EVERY = 4
 # Shapes whose kernels were tried, and whether they run.
 _TRIED: dict[tuple[object, ...], bool] = {}
 
@@ -37,7 +38,6 @@ class BestKAhead(BestK):
     A pass is wide where that pays, and always if somebody asked for it; else as wide as a step.
     """
 
-    may_end_early = True
     guesses = True  # whether rows that the next step does not need are used
 
     def __init__(self, policy: BestK, spec: BatchSpec, *, is_asked: bool) -> None:
@@ -59,7 +59,10 @@ class BestKAhead(BestK):
         self.child_token, self.child_slot = whole(size, number), whole(size, number, fill=-1)
         self.child_log_prob, self.child_score = real(size, number), real(size, number)
         self.passes, self.evaluated = whole(), whole()
-        self.gain = real()  # of wide passes
+        self.longest, self.deepest = whole(), whole()  # text that ended, node
+        self.gain = whole()  # of wide passes
+        self.child_open = whole(size, number)
+        self.has_ready = True
         group = (self.search.spec.width,)
         depths = (*group, tree.path.shape[2])
         found = group[0] * number
@@ -103,7 +106,7 @@ class BestKAhead(BestK):
         self.home.index_fill_(0, rows, FREE)
         for slot in (0, self.spec.slots):  # the root, and scratch
             self.home[:, slot].index_fill_(0, rows, 0)
-        for counter in (self.passes, self.evaluated):
+        for counter in (self.passes, self.evaluated, self.longest, self.deepest):
             counter.index_fill_(0, rows, 0)
         return super().begin(rows, keys)
 
@@ -129,16 +132,17 @@ class BestKAhead(BestK):
                 self.token, self.log_prob, self.depth, self.parent, self.child, self.path,
                 self.home, self.of_tree,
                 self.child_token, self.child_log_prob, self.child_score, self.child_slot,
+                self.child_open,
                 nodes.token, nodes.slot, nodes.depth, nodes.path, nodes.prefix, nodes.is_valid,
                 whole(shape), whole(shape), whole(shape),
+                torch.empty_like(self.token), torch.empty_like(self.token),
                 shape[1], search.spec.width, frontier.size, tree.capacity, slots, self.spec.depth,
                 kernels.num_children, len(self.decay) - 1, self.config.total_budget,
-                shape[1] if self.guesses else 0,
+                shape[1] if self.guesses and self.is_wide else 0,
                 block_rows=triton.next_power_of_2(self.spec.width),
-                block_depth=kernels.depth, block_children=kernels.children,
-                block_open=triton.next_power_of_2(frontier.size),
+                block_depth=kernels.depth, block_open=triton.next_power_of_2(frontier.size),
                 block_slots=triton.next_power_of_2(slots),
-                num_warps=8,
+                num_warps=4,
             )  # fmt: skip
         return Plan(nodes, self.log_prob[:, :1])
 
@@ -148,29 +152,18 @@ class BestKAhead(BestK):
         if plan.is_begin:
             super().step(plan, children)
         self._settle(plan.nodes, children)
-        self.gain.copy_(self._gain())
 
     def ended(self) -> list[int]:
         """Name the searches that are over, and choose how wide the next pass is."""
-        active, gain = torch.stack([self.is_active.double(), self.gain]).tolist()
-        self.is_wide = self.is_asked or sum(gain) > 0
+        ready = (self.evaluated - self.search.tree.count) * self.is_active
+        active, gain, ready = torch.stack([self.is_active.long(), self.gain, ready]).tolist()
+        self.is_wide, self.has_ready = self.is_asked or sum(gain) > 0, any(ready)
         return [row for row, is_active in enumerate(active) if not is_active]
 
-    def _gain(self) -> Float[Tensor, " batch"]:
-        """Weigh the steps that are left against the levels that are, in nodes.
-
-        A search needs a pass for every level of its tree, and then its other steps come in bursts.
-        """
-        tree, config, width = self.search.tree, self.config, self.search.spec.width
-        left = (config.total_budget - tree.count + width - 1) // width
-        ends = (tree.child_state == State.COMPLETE).any(dim=2)
-        longest = ((tree.depth + 1) * ends).amax(dim=1)
-        longest = longest.where(longest > 0, self.spec.depth)  # while none has ended, any may be
-        deepest = (self.depth * (self.home > FREE)).amax(dim=1)
-        levels = (longest - deepest).clamp(min=0) + _LEVELS
-        price = _PASS / len(left)
-        gain = left * (price + width) - levels * (price + self.spec.width)
-        return gain * self.is_active
+    @property
+    def look_every(self) -> int:
+        """Count the passes between two looks; one that takes several steps may be the last."""
+        return 1 if self.is_wide or self.has_ready else _LOOK_EVERY
 
     def _settle(self, nodes: NodeBatch, children: Children) -> None:
         search, tree, kernels = self.search, self.search.tree, self.kernels
@@ -182,10 +175,10 @@ class BestKAhead(BestK):
             settle[(batch,)](
                 nodes.slot.contiguous(), nodes.depth.contiguous(), nodes.is_valid.contiguous(),
                 children.token.contiguous(), children.log_prob.contiguous(),
-                self.passes, self.evaluated,
+                self.passes, self.evaluated, self.longest, self.deepest, self.gain,
                 self.log_prob, self.parent, self.child, self.home, self.of_tree,
                 self.child_token, self.child_log_prob, self.child_score, self.child_slot,
-                *self.group,
+                self.child_open, *self.group,
                 search.clock, tree.count, search.broken_at, search.timed_out,
                 search.is_active, search.num_completions, search.num_truncated,
                 ledger.completed, ledger.truncated, ledger.pruned_prob, ledger.pruned_frontier,
@@ -199,7 +192,7 @@ class BestKAhead(BestK):
                 tree.path.shape[2], kernels.num_children, search.spec.num_children,
                 len(self.decay) - 1, config.total_budget,
                 config.min_new_tokens, config.max_new_tokens, config.min_children,
-                2**31 - 1 if most is None else most, batch,
+                2**31 - 1 if most is None else most, batch, _PASS // batch, self.spec.width,
                 by_length=kernels.by_length, lists_all=kernels.lists_all,
                 block_rows=triton.next_power_of_2(self.spec.width),
                 block_group=kernels.group, block_depth=kernels.depth,
@@ -219,4 +212,5 @@ class BestKAhead(BestK):
         """Name every tensor that has a row per search."""
         own = [self.token, self.depth, self.parent, self.child, self.log_prob, self.path, self.home]
         own += [self.child_token, self.child_log_prob, self.child_score, self.child_slot]
-        return [*super().columns(), *own, self.of_tree, self.passes, self.evaluated, self.gain]
+        own += [self.child_open, self.of_tree, self.passes, self.evaluated]
+        return [*super().columns(), *own, self.longest, self.deepest, self.gain]

@@ -18,17 +18,18 @@ from bestk.core.push_kernel import gate, ordered, push_children
 _FREE, _READY = tl.constexpr(-2), tl.constexpr(-1)  # as in `evaluations`
 _LOWEST = tl.constexpr(-9223372036854775807)  # below the order of any real
 _SPARED = tl.constexpr(1 << 20)  # more than any depth
+_LEVELS = tl.constexpr(2)  # passes beyond one for each level of a tree
 
 _SIZES = ["rows", "width", "size", "capacity", "slots", "depths", "num_children", "num_likeliest"]
-_SIZES += ["last_age", "budget", "most", "batch"]
+_SIZES += ["last_age", "budget", "most", "batch", "price", "wide"]
 _SIZES += ["min_new_tokens", "max_new_tokens", "min_children", "max_completions"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def settle(
-    slot, depth, is_valid, child_token, child_log_prob, passes, evaluated,
+    slot, depth, is_valid, child_token, child_log_prob, passes, evaluated, longest, deepest, gain,
     known_log_prob, known_parent, known_child, known_home, of_tree,
-    kept_token, kept_log_prob, kept_score, kept_slot,
+    kept_token, kept_log_prob, kept_score, kept_slot, kept_open,
     group_token, group_slot, group_depth, group_path, group_prefix, group_valid, group_log_prob,
     group_child_token, group_child_log_prob,
     clock, count, broken_at, timed_out, is_active, num_completions, num_truncated,
@@ -37,7 +38,7 @@ def settle(
     open_nodes, open_whole, open_real, open_priority, open_order,
     scratch_real, scratch_whole, is_stop, powers, decays, reals,
     rows, width, size, capacity, slots, depths, num_children, num_likeliest, last_age, budget,
-    min_new_tokens, max_new_tokens, min_children, max_completions, batch,
+    min_new_tokens, max_new_tokens, min_children, max_completions, batch, price, wide,
     by_length: tl.constexpr, lists_all: tl.constexpr, block_rows: tl.constexpr,
     block_group: tl.constexpr, block_depth: tl.constexpr, block_children: tl.constexpr,
     block_found: tl.constexpr, block_pool: tl.constexpr,
@@ -45,16 +46,20 @@ def settle(
     """Keep the children of the nodes of a pass, then commit as long as the next group is known."""
     row = tl.program_id(0).to(tl.int64)
     first = row * (slots + 1)
-    number = _keep(
+    number, ends_at, reaches = _keep(
         row, first, slot, depth, is_valid, child_token, child_log_prob,
         known_log_prob, known_parent, known_child, known_home,
-        kept_token, kept_log_prob, kept_score, kept_slot, is_stop, powers, reals,
+        kept_token, kept_log_prob, kept_score, kept_slot, kept_open, is_stop, powers, reals,
         rows, num_children, min_new_tokens, max_new_tokens, min_children,
         by_length, block_rows, block_children,
     )  # fmt: skip
     tl.store(evaluated + row, tl.load(evaluated + row) + number)
     tl.store(passes + row, tl.load(passes + row) + (number > 0).to(tl.int64))
+    ends_at = tl.maximum(ends_at, tl.load(longest + row))
+    reaches = tl.maximum(reaches, tl.load(deepest + row))
     tl.debug_barrier()
+    tl.store(longest + row, ends_at)
+    tl.store(deepest + row, reaches)
 
     # The steps whose nodes are known.
     child = tl.arange(0, block_children)[None, :]
@@ -114,16 +119,28 @@ def settle(
             )  # fmt: skip
             tl.debug_barrier()
 
+    # A search needs a pass for every level of its tree, and then its other steps come in bursts: so
+    # the steps that are left are weighed against the levels that are, in nodes. While all that end
+    # are shorter than what goes on, any text may take as many tokens as it can.
+    steps = (budget - tl.load(count + row) + width - 1) // width
+    ends_at = tl.where(ends_at > reaches, ends_at, max_new_tokens)
+    levels = tl.maximum(ends_at - reaches, 0) + _LEVELS
+    worth = steps * (price + width) - levels * (price + wide)
+    tl.store(gain + row, worth * tl.load(is_active + row).to(tl.int64))
+
 
 @triton.jit
 def _keep(
     row, first, slot, depth, is_valid, child_token, child_log_prob,
     known_log_prob, known_parent, known_child, known_home,
-    kept_token, kept_log_prob, kept_score, kept_slot, is_stop, powers, reals,
+    kept_token, kept_log_prob, kept_score, kept_slot, kept_open, is_stop, powers, reals,
     rows, num_children, min_new_tokens, max_new_tokens, min_children,
     by_length: tl.constexpr, block_rows: tl.constexpr, block_children: tl.constexpr,
 ):  # fmt: skip
-    """Keep what the model said of the nodes of a pass; return how many there are."""
+    """Keep what the model said of the nodes of a pass.
+
+    Returns how many there are, the length of the longest text that ends there, and their depth.
+    """
     child = tl.arange(0, block_children)[None, :]
     place = tl.arange(0, block_rows)
     at = row * rows + place
@@ -148,22 +165,29 @@ def _keep(
     tl.store(kept_log_prob + home, last, mask=is_child)
     tl.store(kept_score + home, tl.where(opens, score, float("-inf")), mask=is_child)
     tl.store(kept_slot + home, -1, mask=is_child)
+    # Those that open, side by side, and −1 behind them.
+    line = kept_open + node[:, None] * num_children
+    tl.store(line + tl.cumsum(opens.to(tl.int32), axis=1) - 1, child + 0 * below, mask=opens)
+    end = tl.sum(opens.to(tl.int32), axis=1)
+    tl.store(kept_open + node * num_children + end, -1, mask=valid & (end < num_children))
     is_inner = valid & (node > first)
     tl.store(known_home + node, _READY, mask=is_inner)
     parent = first + tl.load(known_parent + node, mask=is_inner, other=0)
     which = tl.load(known_child + node, mask=is_inner, other=0)
     tl.store(kept_slot + parent * num_children + which, node - first, mask=is_inner)
-    return tl.sum(valid.to(tl.int64), axis=0)
+    ends_at = tl.max(tl.max(tl.where(likely & stops, below, 0), axis=1), axis=0)
+    reaches = tl.max(tl.max(tl.where(is_child, below - 1, 0), axis=1), axis=0)
+    return tl.sum(valid.to(tl.int64), axis=0), ends_at, reaches
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def choose(
     clock, count, is_active, open_nodes, open_whole, open_real, decays,
     known_token, known_log_prob, known_depth, known_parent, known_child, known_path, known_home,
-    of_tree, kept_token, kept_log_prob, kept_score, kept_slot,
-    token, slot, depth, path, prefix, is_valid, row_parent, row_child, row_slot,
+    of_tree, kept_token, kept_log_prob, kept_score, kept_slot, kept_open,
+    token, slot, depth, path, prefix, is_valid, row_parent, row_child, row_slot, heads, found,
     rows, width, size, capacity, slots, depths, num_children, last_age, budget, most,
-    block_rows: tl.constexpr, block_depth: tl.constexpr, block_children: tl.constexpr,
+    block_rows: tl.constexpr, block_depth: tl.constexpr,
     block_open: tl.constexpr, block_slots: tl.constexpr,
 ):  # fmt: skip
     """Run a search on over scratch values until `most` nodes are found that were not evaluated."""
@@ -172,7 +196,8 @@ def choose(
     row_parent += row * rows
     row_child += row * rows
     row_slot += row * rows
-    child = tl.arange(0, block_children)
+    heads += first  # of ready nodes: which of its open children is next, and when they were found
+    found += first
     now = tl.load(clock + row) + 1
     left = (budget - tl.load(count + row)) * tl.load(is_active + row).to(tl.int64)
 
@@ -185,7 +210,6 @@ def choose(
     one = tl.arange(0, block_slots)
     home = tl.load(known_home + first + one, mask=one < slots, other=0)
     level = tl.load(known_depth + first + one, mask=one < slots, other=0)
-    head = tl.zeros([block_slots], tl.int64)
     head_score = tl.full([block_slots], float("-inf"), tl.float64)
     head_step = tl.zeros([block_slots], tl.int64)
     head_order = tl.full([block_slots], _LOWEST, tl.int64)
@@ -197,44 +221,54 @@ def choose(
     number, missing = left * 0, left * 0
     goes = left > 0
     while goes:
-        top, top_head = tl.max(order, axis=0), tl.max(head_order, axis=0)
+        top, at = tl.max(order, axis=0, return_indices=True)
+        top_head, slot_at = tl.max(head_order, axis=0, return_indices=True)
         is_any = (top > _LOWEST) | (top_head > _LOWEST)
         is_head = top_head > top
-        at = tl.min(tl.where(order == top, place, block_open - 1), axis=0)
-        slot_at = tl.min(tl.where(head_order == top_head, one, block_slots - 1), axis=0)
-        takes_open = is_any & ~is_head
+        takes_open = is_any & (top_head <= top)
         takes_head = is_any & is_head
         from_tree = tl.load(opened + size + at, mask=takes_open, other=0)
         from_slot = tl.load(of_tree + row * (capacity + 1) + from_tree, mask=takes_open, other=0)
         from_slot = tl.where(takes_head, slot_at.to(tl.int64), from_slot)
-        which = tl.load(opened + 2 * size + at, mask=takes_open, other=0)
-        its_head = tl.sum(tl.where(one == slot_at, head, 0), axis=0)
-        which = tl.where(takes_head, its_head, which)
         entry = (first + from_slot) * num_children
+        following = tl.load(heads + slot_at, mask=takes_head, other=0)
+        which = tl.load(opened + 2 * size + at, mask=takes_open, other=0)
+        its_head = tl.load(kept_open + entry + following, mask=takes_head, other=0)
+        which = tl.where(takes_head, its_head, which)
         kept = tl.load(kept_slot + entry + which, mask=is_any, other=-1)
         is_row = is_any & (kept < 0)
         is_ready = is_any & (kept >= 0)
+        # The next child of where it came from, and the first one of a ready node.
+        following += 1
+        has_more = takes_head & (following < num_children)
+        sibling = tl.load(kept_open + entry + following, mask=has_more, other=-1)
+        has_more = has_more & (sibling >= 0)
+        sibling_score = tl.load(kept_score + entry + sibling, mask=has_more, other=float("-inf"))
+        step = tl.load(found + slot_at, mask=takes_head, other=0)
+        below = (first + kept) * num_children
+        eldest = tl.load(kept_open + below, mask=is_ready, other=-1)
+        is_opened = is_ready & (eldest >= 0)
+        eldest_score = tl.load(kept_score + below + eldest, mask=is_opened, other=float("-inf"))
+        tl.debug_barrier()
         tl.store(row_parent + number, from_slot, mask=is_row)
         tl.store(row_child + number, which, mask=is_row)
+        tl.store(heads + slot_at, following, mask=takes_head)
+        tl.store(heads + kept, 0, mask=is_ready)
+        tl.store(found + kept, then, mask=is_ready)
+        tl.debug_barrier()
         number += is_row.to(tl.int64)
         missing += (is_row & (then == now)).to(tl.int64)
         order = tl.where(takes_open & (place == at), _LOWEST, order)
         is_open = is_open & ~(takes_open & (place == at))
-        # The next child of where it came from, and the first one of a ready node.
         is_from = takes_head & (one == slot_at)
-        following, sibling = _next_child(kept_score + entry, which, child, num_children, takes_head)
-        head = tl.where(is_from, following, head)
-        head_score = tl.where(is_from, sibling, head_score)
+        head_score = tl.where(is_from, sibling_score, head_score)
         is_to = is_ready & (one == kept)
-        below = kept_score + (first + kept) * num_children
-        following, value = _next_child(below, -1, child, num_children, is_ready)
-        head = tl.where(is_to, following, head)
-        head_score = tl.where(is_to, value, head_score)
+        head_score = tl.where(is_to, eldest_score, head_score)
         head_step = tl.where(is_to, then, head_step)
         is_reached = tl.where(is_to, tl.where(then == now, 2, 1), is_reached)
         popped += is_any.to(tl.int64)
         left -= is_any.to(tl.int64)
-        ends_step = (popped == width) | ~is_any
+        ends_step = (popped == width) | (top_head <= _LOWEST) & (top <= _LOWEST)
         is_over = ends_step & (popped == 0)
         if ends_step:
             then += 1
@@ -243,10 +277,10 @@ def choose(
             is_head_open = head_score > float("-inf")
             head_order = _aged(head_score, head_step, is_head_open, then, decays, last_age)
         else:
-            found = tl.sum(tl.where(one == slot_at, head_step, 0), axis=0)
-            its_order = _aged(sibling, found, sibling > float("-inf"), then, decays, last_age)
+            has_more = sibling_score > float("-inf")
+            its_order = _aged(sibling_score, step, has_more, then, decays, last_age)
             head_order = tl.where(is_from, its_order, head_order)
-        goes = (left > 0) & ~is_over & ((then == now) | (number < most))
+        goes = (left > 0) & ((popped > 0) | (is_over == 0)) & ((then == now) | (number < most))
 
     # Room for them: first what nobody reaches goes, then all but the next group, deepest first.
     num_free = tl.sum(((home == _FREE) & (one < slots)).to(tl.int64), axis=0)
@@ -315,13 +349,3 @@ def _aged(score, step, is_node, clock, decays, last_age):
     """Return the order of nodes in the pop at `clock`."""
     age = tl.minimum(tl.maximum(clock - step, 0), last_age)
     return tl.where(is_node, ordered(score - tl.load(decays + age)), _LOWEST)
-
-
-@triton.jit
-def _next_child(scores, after, child, num_children, wanted):
-    """Return the first child behind another one that opens, and its score, −inf for none."""
-    is_behind = (child > tl.where(wanted, after, num_children)) & (child < num_children)
-    score = tl.load(scores + child, mask=is_behind, other=float("-inf"))
-    at = tl.min(tl.where(score > float("-inf"), child, num_children), axis=0)
-    value = tl.max(tl.where(child == at, score, float("-inf")), axis=0)
-    return at.to(tl.int64), value

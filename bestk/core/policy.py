@@ -57,7 +57,6 @@ class Policy(ABC):
     is_static = False  # `next` and `step` are fixed series of kernels: a CUDA graph can hold them
     can_refill = False  # a search can begin while others run
     draws = False  # children are drawn, by `draw`
-    may_end_early = False  # a pass may take several steps, so nobody knows when a search can end
     spec: BatchSpec
     judge: Judge  # for policies that choose among children by themselves; set by the batch
     named: Named  # for the same
@@ -115,6 +114,11 @@ class Policy(ABC):
     def resized(self, rows: Sequence[int], batch: int) -> Policy:
         """Return a batch of another size that goes on with these searches, in its first rows."""
         raise AssertionError("only policies that can refill are resized")
+
+    @property
+    def look_every(self) -> int:
+        """Count the passes between two looks at who has ended, where a look waits for a GPU."""
+        return 8
 
     @property
     def nodes_per_pass(self) -> int:

@@ -29,8 +29,6 @@ from bestk.result import Hypothesis, SearchResult
 
 # Seconds that a search has as if it had them when it begins: none is infinitely ahead of others.
 _LEAST_SPENT = 0.1
-# Passes between two looks at which searches have ended, where a look waits for a GPU.
-_LOOK_EVERY = 8
 
 
 @dataclass(eq=False)
@@ -263,13 +261,13 @@ class Batch:
     def _passes(self) -> int:
         """Choose how many passes to make before anybody looks: one, but where a look is dear."""
         is_seen = any(r.request.is_watched or r.request.seconds for r in self.rows.values())
-        if self.device.type != "cuda" or is_seen or self.policy.may_end_early:
+        if self.device.type != "cuda" or is_seen:
             return 1
         if any(row.request.hooks.allowed for row in self.rows.values()):
             return 1  # it ends after a few, and idle passes would cost as much as they did
         # A search that never runs short of nodes ends when its budget does: look then, not later.
         ahead = [row.most_calls - self.calls for row in self.rows.values()]
-        return max(1, min([_LOOK_EVERY, *(left for left in ahead if left > 0)]))
+        return max(1, min([self.policy.look_every, *(left for left in ahead if left > 0)]))
 
     def _replay(self, graphs: GraphRunner) -> None:
         """Take a step by replaying it."""

@@ -19,9 +19,9 @@ REALS = ("known_log_prob", "kept_log_prob", "kept_score", "group_log_prob", "com
 REALS += ("group_child_log_prob", "truncated", "pruned_prob", "pruned_frontier", "pruned_bound")
 REALS += ("tree_real", "tree_log_prob", "tree_score", "open_real", "open_priority")
 REALS += ("scratch_real", "powers", "decays", "reals")
-BLOCKS = {"block_rows": 32, "block_depth": 32, "block_children": 32}
+BLOCKS = {"block_rows": 32, "block_depth": 32}
 CHOOSE = {**BLOCKS, "block_open": 512, "block_slots": 1024}
-SETTLE = {**BLOCKS, "block_group": 8, "block_found": 128, "block_pool": 1024}
+SETTLE = {**BLOCKS, "block_children": 32, "block_group": 8, "block_found": 128, "block_pool": 1024}
 SETTLE |= {"by_length": True, "lists_all": False}
 
 
