@@ -135,12 +135,28 @@ def print_batch(job: JobProgress) -> int:
 
 
 def _load(name: str, options: dict[str, Any]) -> LanguageModel:
-    from transformers import utils
     from transformers.utils import logging
 
     import bestk
 
-    # Transformers imports it, and all of scipy and pandas with it, for a way of drafting texts.
-    vars(utils)["is_sklearn_available"] = lambda: False
+    _import_transformers()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return bestk.load(name, **options)
+
+
+def _import_transformers() -> None:
+    """Import what models are made of, without what no search uses: a third of the time.
+
+    Where they are installed, scikit-learn, scipy and pandas come along for a way of drafting texts
+    and for the training of detectors.
+    """
+    from transformers import utils
+
+    names = ("is_scipy_available", "is_sklearn_available")
+    before = {name: vars(utils)[name] for name in names}
+    vars(utils).update(dict.fromkeys(names, lambda: False))
+    try:
+        import transformers.generation.utils
+        import transformers.modeling_utils  # noqa: F401
+    finally:
+        vars(utils).update(before)

@@ -10,6 +10,7 @@ import pytest
 
 OPTIONS = ["--methods", "BS,Ncls0.8:num_draws=2,BKS_mean", "--beam-size", "2"]
 OPTIONS += ["--max-new-tokens", "3", "--stop", ".", "--style", "plain", "--batch-size", "2"]
+OPTIONS += ["--dtype", "float32"]
 
 
 @pytest.fixture

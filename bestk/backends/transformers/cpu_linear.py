@@ -67,6 +67,7 @@ def _gains(module: nn.Module) -> bool:
     return (
         type(module) is nn.Linear
         and "forward" not in module.__dict__
+        and type(module.weight) is nn.Parameter  # quantised ones may be tensors of another kind
         and module.weight.device.type == "cpu"
         and module.weight.dtype == torch.float32
         and module.out_features >= module.in_features

@@ -53,6 +53,16 @@ def test_other_dtypes_stay_as_they_are() -> None:
     assert SmallProducts(model().bfloat16()).layers == []
 
 
+def test_weights_of_another_kind_stay_as_they_are() -> None:
+    class Quantised(torch.Tensor):
+        """Weights as torchao has them: float32 by name, and no product but its own."""
+
+    layers = model()
+    layers[0].weight = nn.Parameter(layers[0].weight.detach().as_subclass(Quantised))
+    assert isinstance(layers[0].weight, Quantised)
+    assert SmallProducts(layers).layers == []
+
+
 def test_an_error_leaves_the_model_whole() -> None:
     plain = model()
     with pytest.raises(RuntimeError), SmallProducts(plain).applied(1):
