@@ -212,7 +212,7 @@ def evaluation(folder: Path) -> int:
         name="toy", plain="{input}", chat="{input}", max_new_tokens=6, examples=lambda: examples
     )
     methods = ("BS", "Ncls0.8", "BKS_mean", "BKS_last:k=3")
-    settings = Settings(task=task, methods=methods, beam_size=3, batch_size=5)
+    settings = Settings(task=task, methods=methods, beam_size=5, batch_size=5)
     try:
         for _ in evaluate(toy(), settings, folder):
             pass

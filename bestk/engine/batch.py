@@ -142,6 +142,12 @@ class Batch:
         """Whether running searches can go on in a batch of another size."""
         return self.graphs is None and self.policy.can_refill and self.session.capabilities.resize
 
+    @property
+    def is_short(self) -> bool:
+        """Whether its searches must begin all at once, and are fewer than it was opened for."""
+        is_fixed = not (self.has_begun or self.policy.can_refill)
+        return is_fixed and 0 < len(self.arrivals) < self.num_rows
+
     def fits(self, request: Request, most: int) -> bool:
         """Return whether a search can begin here with the next step, among `most` rows."""
         count = len(self.rows) + len(self.arrivals)

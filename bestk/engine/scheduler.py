@@ -88,6 +88,8 @@ class Scheduler:
         batch = min(self.batches, key=lambda one: one.clock)
         began = time.perf_counter()
         try:
+            if batch.is_short:
+                batch = self._refitted(batch)
             if self.serves and not self.waiting.get(batch.key):
                 batch.shrink()
             batch.step()
@@ -177,6 +179,16 @@ class Scheduler:
         batch = Batch(list(queue)[:rows], rows, longest) if kept is None else kept
         batch.clock = min((other.clock for other in self.batches), default=0.0)
         return batch
+
+    def _refitted(self, batch: Batch) -> Batch:
+        """Open a batch anew for searches that begin together, and are fewer than it was for."""
+        fitting = self._open(batch.key, batch.arrivals, len(batch.arrivals))
+        for request in batch.arrivals:
+            fitting.arrive(request)
+        batch.arrivals = []
+        self.batches[self.batches.index(batch)] = fitting
+        self._close(batch)
+        return fitting
 
     def _collect(self, batch: Batch) -> list[Update]:
         """Tell what a step brought: results of searches that ended, steps of watched ones."""

@@ -24,6 +24,7 @@ import bestk
 from bestk.backends.base import Memory
 from bestk.backends.toy import ToyBackend, ToySession
 from bestk.backends.transformers.model import available_memory
+from bestk.baselines import requests_for, run_method
 from bestk.engine import pool
 from bestk.engine.memory import rows_for
 from bestk.engine.request import requests_of
@@ -319,6 +320,28 @@ class TestOutOfMemory:
         while scheduler.has_work:
             step()
         assert [facts(results[one]) for one in others] == [facts(bestk.search(lm, [9]))] * 4
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_searches_that_begin_together_need_not_be_as_many_as_came(goes: bool) -> None:
+    """There is room for some of them, or the client of one has gone."""
+    lm = bestk.LanguageModel(random_toy(5, vocab_size=8))
+    config = bestk.SearchConfig(**OPTIONS)
+    scheduler, results = Scheduler(4 if goes else 3, serves=True), {}
+    (other,) = requests_of(lm, [[1]], bestk.SearchConfig(beam_size=3, max_new_tokens=30))
+    beams = requests_for(lm, [[2], [3], [4]], "BS", config)
+    for request in (other, *beams):
+        scheduler.add(request)
+    if goes:
+        scheduler.step()
+        scheduler.cancel(beams[0])
+    while scheduler.has_work:
+        for update in scheduler.step():
+            assert update.error is None
+            results[update.request] = update.result
+    for request in beams[1 if goes else 0 :]:
+        (alone,) = run_method(lm, [request.prompt], "BS", config)
+        assert facts(results[request]) == facts(alone)
 
 
 def test_long_searches_hold_up_short_ones_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import Served, letters_lm, served
+from serving import Served, letters_lm, served, until
 from test_constraints import SIZE, tokenizer, writer
 
 import bestk
@@ -238,6 +238,8 @@ def tool(pattern: str, name: str = "f") -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+DEEP = {"name": "f", "arguments": "[" * 50_000 + "]" * 50_000}
+CALL = {"id": "1", "type": "function", "function": DEEP}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/secret"}}
 # What took other servers down, and what is answered here: path, body, status, part of the answer.
 REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
@@ -281,6 +283,21 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         400,
         "no address is fetched",
     ),
+    "prompt_logprobs": ("completions", {"prompt_logprobs": HUGE}, 400, "unknown field"),
+    "echo": ("completions", {"echo": True, "max_tokens": HUGE}, 400, "echo=True is not supported"),
+    "huge max_tokens": ("completions", {"max_tokens": HUGE}, 400, "are names of one setting"),
+    "penalties": (
+        "completions",
+        {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 2},
+        200,
+        '"choices"',
+    ),
+    "deep arguments": (
+        "chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+        200,
+        '"choices"',
+    ),
     "model elsewhere": ("search", {"model": "../../etc/passwd"}, 404, "unknown model"),
     "reranker elsewhere": ("search", {"rerank": "reward:evil/model"}, 400, "unknown reranker"),
 }
@@ -294,6 +311,59 @@ def test_requests_that_took_other_servers_down(client: httpx.Client, name: str) 
     assert answer.status_code == status, answer.text[:300]
     assert told in answer.text
     assert client.get("/health").status_code == 200
+
+
+# Bodies that JSON's readers disagree about, and part of the answer.
+TEXTS = {
+    "NaN": ('{"prompt": "x", "temperature": NaN}', "temperature"),
+    "Infinity": ('{"prompt": "x", "decay_power": Infinity}', "decay_power"),
+    "too large": ('{"prompt": "x", "decay_power": 1e999}', "decay_power"),
+    "the last of two": ('{"prompt": "x", "k": 2, "k": -1}', "k must be at least 1"),
+    "a half character": ('{"prompt": "\\ud800"}', "valid Unicode"),
+    "a half name": ('{"prompt": "x", "\\ud800": 1}', "valid Unicode"),
+    "deep": ('{"prompt": ' + "[" * 100_000, "body"),
+    "no object": ('"prompt"', "dictionary"),
+    "a long number": ('{"prompt": "x", "k": ' + "1" * 100_000 + "}", "body"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_bodies_that_readers_disagree_about(client: httpx.Client, name: str) -> None:
+    body, told = TEXTS[name]
+    kind = {"Content-Type": "application/json"}
+    assert told in refusal(client.post("/v1/search", content=body.encode(), headers=kind))
+
+
+def test_clients_that_send_or_read_nothing_hold_up_nobody(
+    server: Served, client: httpx.Client
+) -> None:
+    """Heads, chunks and streams that are begun and left."""
+    head = b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    body = json.dumps({"prompt": "x", "stream": True, "graph": True, **SHORT}).encode()
+    begun = [
+        head,
+        head + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+        head + b"Content-Length: 1000000\r\n\r\n{",
+        head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
+    ]
+    with contextlib.ExitStack() as stack:
+        for text in begun * 10:
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+            stack.enter_context(connection).sendall(text)
+        assert ask(client, {"prompt": "x", **SHORT}).status_code == 200
+        assert client.get("/health").status_code == 200
+    until(lambda: server.loop.num_running == server.loop.num_waiting == 0)
+
+
+def test_a_template_of_a_model_runs_no_code(tokenizer: Any) -> None:
+    """It comes with the weights, and is run without what reaches the interpreter."""
+    hostile = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages.append(1) }}"
+    lm = bestk.LanguageModel(writer(0), tokenizer, "writer", chat_template=hostile)
+    with served(lm) as running, httpx.Client(base_url=running.url) as client:
+        body = {"messages": [{"role": "user", "content": "x"}], **SHORT}
+        answer = ask(client, body, "/v1/chat/completions")
+    assert answer.status_code in (400, 500)
+    assert "subclass" not in answer.text
 
 
 def test_no_setting_takes_numbers_that_it_should_not(client: httpx.Client) -> None:
@@ -345,7 +415,8 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
 # Advisories of other servers, each of whose classes the table must have.
 ADVISORIES = """2024-8768 2024-8939 2025-29770 2025-32381 2025-46560 2025-48887 2025-48942
 2025-48943 2025-48944 2025-48956 2025-57809 2025-59425 2025-61620 2025-62164 2025-6242 2025-62426
-2026-21869 2026-22773 2026-34756"""
+2026-21869 2026-22773 2026-34756 2024-34359 2025-53630 2026-27940 2026-44223
+2026-5760"""
 
 
 def test_the_table_is_whole() -> None:
