@@ -1,7 +1,8 @@
 """Which policy a search follows.
 
 A policy is a class in a file of its own that overrides what it does differently, such as
-`BestK.priority` or `BestK.score`; it is added by one line in `POLICIES`.
+`BestK.priority` or `BestK.score`; it is added by one line in `POLICIES`. What it remembers of each
+search it makes with `SearchState.keep`: that begins anew, and moves, with its search.
 """
 
 from __future__ import annotations
