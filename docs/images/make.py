@@ -98,7 +98,8 @@ def live_page(page: Page, address: str) -> None:
     """Save the page of `bestk serve` as it is when ten answers are there."""
     page.goto(f"{address}#{urlencode({'prompt': ASKED, 'run': 1})}")
     page.locator(".search-view[data-state=done]").wait_for(timeout=900_000)
-    page.add_style_tag(content=".outcome-sub {visibility: hidden}")  # how busy this machine was
+    # How long it took tells how busy this machine was.
+    page.locator(".outcome-sub").evaluate("sub => { sub.style.visibility = 'hidden' }")
     page.wait_for_timeout(800)
     small = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128)
     small.save(FOLDER / "page.png", optimize=True)

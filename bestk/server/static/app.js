@@ -192,7 +192,7 @@ class App {
     const isCompare = view === "compare";
     const isEmpty = !isCompare && !this.search.run;
     at("welcome").hidden = !isEmpty;
-    at("ask-title").hidden = !isEmpty;
+    at("ask-title").classList.toggle("unseen", !isEmpty);
     document.body.classList.toggle("is-empty", isEmpty);
     at("run").textContent = isCompare ? "Compare" : "Get answers";
     at("search-view").hidden = isCompare || isEmpty;
