@@ -116,6 +116,9 @@ class Batch:
         ahead = rows_of_pass(first, self.session.capabilities, rows)
         self.prefetch = prefetch_of(first, self.policy, spec, ahead)
         self.policy = captured(first, self.policy, self.session, spec, ahead)
+        if spec != self.policy.spec and self.prefetch is None:  # nobody needs the room
+            self.session.close()
+            self.session = backend.start(prompts, self.policy.spec, prompt_size)
         self.num_rows, self.prompt_size = rows, prompt_size
         is_static = self.policy.is_static and self.session.capabilities.static
         self.graphs = GraphRunner() if is_static and device.type == "cuda" else None

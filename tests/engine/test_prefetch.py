@@ -27,6 +27,7 @@ import bestk
 from bestk.ahead.evaluations import Evaluations
 from bestk.ahead.lookahead import Guess, OpenNodes, Scratch
 from bestk.backends.toy import ToyBackend
+from bestk.backends.transformers.decoder_only import TreeSession
 from bestk.core.best_k import BestK
 from bestk.core.methods import POLICIES
 from bestk.engine import prefetch
@@ -290,6 +291,16 @@ def test_who_is_served_by_default() -> None:
     hooks = Hooks(logits_processor=[lambda ids, scores: scores])
     assert not _has_prefetch(tiny_lm, "ONE", options, hooks=hooks)
     assert _has_prefetch(tiny_lm, "ONE", options, hooks=hooks, prefetch=16)
+
+
+def test_room_that_nobody_needs_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places without a node are written behind the last slot, which both sides must agree on."""
+    monkeypatch.setattr("bestk.engine.batch.prefetch_of", lambda *_: None)
+    config = bestk.SearchConfig(k=2, budget=20, max_new_tokens=6)
+    batch = batch_of(goldens.causal("llama"), ["ONE"], config)
+    assert isinstance(batch.session, TreeSession)
+    assert batch.session.layout.capacity == batch.policy.spec.slots == 20
+    batch.close()
 
 
 def _has_prefetch(
