@@ -183,6 +183,7 @@ def follow_batch(job: Job) -> Iterator[JobProgress]:
                 store.commit(found, end)
                 yield report()
         elif store.state.stage == "searching":
+            _check_number_format(job, store)
             runner = WindowRunner(job.language_model, job.wanted, with_columns=columns)
             for read in source.windows(store.state.place, stop, window):
                 for scheduler in runner.schedulers(read.rows, batch_size):
@@ -271,16 +272,23 @@ def _span(source: Source, shard: Shard, window: int) -> tuple[Offset, int | None
 
 
 def _number_format(job: Job, store: JobStore) -> dict[str, str]:
-    """Name what the model's weights are held in, which "auto" leaves to the machine.
-
-    Whoever goes on with a job must hold them alike; one that is done needs no model to say so.
-    """
+    """Name what the weights are held in, which "auto" leaves to the machine that begins a job."""
     known = store.settings()
-    if job.ray is not None or (known is not None and "dtype" not in known):
-        return {}
-    if known is not None and store.is_done:
-        return {"dtype": known["dtype"]}
-    return {"dtype": str(job.language_model.backend.facts()["dtype"])}
+    if known is not None:
+        return {name: value for name, value in known.items() if name == "dtype"}
+    # On Ray there may be machines of several kinds.
+    return {} if job.ray else {"dtype": str(job.language_model.backend.facts()["dtype"])}
+
+
+def _check_number_format(job: Job, store: JobStore) -> None:
+    """Refuse to go on with a job whose model held its weights otherwise."""
+    (told,) = _number_format(job, store).values() or (None,)
+    found = job.language_model.backend.facts()["dtype"]
+    if told not in (None, found):
+        raise OptionError(
+            f"{job.output} was begun with weights in {told}, here they are in {found}: "
+            f"say dtype {told}, or give another output"
+        )
 
 
 def _facts(job: Job, source: Source, batch_size: int, window: int) -> dict[str, Any]:

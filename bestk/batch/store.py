@@ -71,12 +71,6 @@ class JobStore:
         path = self.folder / "settings.json"
         return self._read(path) if path.exists() else None
 
-    @property
-    def is_done(self) -> bool:
-        """Whether everything was searched and written by an earlier call."""
-        path = self.folder / "state.json"
-        return path.exists() and self._read(path)["stage"] == "done" and self.output.exists()
-
     def begin(self, settings: dict[str, Any], start: Offset) -> None:
         """Write down what is to be done, or check that it is what was begun, and see how far."""
         told = {"format": FORMAT, "version": FORMAT_VERSION, **settings}

@@ -388,6 +388,29 @@ class TestRefused:
             run_batch(other, source, output, **options)
         assert run_batch(lm, source, output, batch_size=2, window=4, **SMALL).num_rows == 12
 
+    def test_a_job_goes_on_in_the_number_format_that_it_was_begun_in(
+        self, lm: bestk.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source, output = write_rows(tmp_path / "in.jsonl", rows_of(12)), tmp_path / "out.jsonl"
+        facts = {"dtype": "4bit", "device": "cpu"}
+        monkeypatch.setattr(lm.backend, "facts", lambda: facts)
+        job = Job(
+            model=lm,
+            input=source,
+            output=output,
+            wanted=JobConfig(config=bestk.SearchConfig(**SMALL)),
+            batch_size=2,
+            window=4,
+        )
+        steps = follow_batch(job)
+        assert [next(steps).num_rows, next(steps).num_rows] == [0, 4]
+        steps.close()
+        facts["dtype"] = "float32"
+        with pytest.raises(OptionError, match="begun with weights in 4bit, here they are in float"):
+            run_batch(lm, source, output, batch_size=2, window=4, **SMALL)
+        facts["dtype"] = "4bit"
+        assert run_batch(lm, source, output, batch_size=2, window=4, **SMALL).num_rows == 12
+
     def test_an_input_that_changed(self, lm: bestk.LanguageModel, tmp_path: Path) -> None:
         source = write_rows(tmp_path / "in.jsonl", rows_of(6))
         run_batch(lm, source, tmp_path / "out.jsonl", **SMALL)
