@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--sets", type=int, default=len(SETS))
     parser.add_argument("--include-bonus", type=float, default=bestk.SearchConfig().include_bonus)
     arguments = parser.parse_args()
-    lm = bestk.load("smollm2")
+    lm = bestk.load("smollm2", dtype="float32")
     for name, prompt in PROMPTS.items():
         for is_constrained in (False, True):
             rows = [

@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", default="smollm2-commongen")
     parser.add_argument("--device")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 5, 10])
     parser.add_argument("--prefetch", nargs="+", default=["0", "16", "auto"])

@@ -55,7 +55,7 @@ class Run:
     def command(self, folder: Path, more: list[str]) -> list[str]:
         """Return the command line, without the program's name."""
         told = ["eval", self.task, "--model", self.model, "-n", str(self.num_examples)]
-        told += ["--methods", self.methods, *more, "-o", str(folder)]
+        told += ["--dtype", "float32", "--methods", self.methods, *more, "-o", str(folder)]
         if self.split is not None:
             told += ["--split", self.split]
         return told if self.batch_size is None else [*told, "--batch-size", str(self.batch_size)]

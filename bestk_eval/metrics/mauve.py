@@ -78,7 +78,7 @@ class Mauve(CorpusMetric):
 def _loaded(model: str | LanguageModel) -> LanguageModel:
     if isinstance(model, str):
         try:
-            model = load(model)
+            model = load(model, dtype="float32")  # scores are the same on every machine
         except ModelError as error:
             raise MissingDataError(f"MAUVE has no model for its features: {error}") from error
     _network(model)
