@@ -70,7 +70,24 @@ def _docstring(app: Any, kind: str, name: str, thing: Any, options: Any, lines: 
     lines[:] = [re.sub(r"(?<![`\w])(\*+)(?=\w)", r"\\\1", line) for line in lines]
 
 
+# What screen readers and keyboards miss in the theme's pages, and what it becomes.
+_READABLE = {
+    'role="heading"': 'role="heading" aria-level="2"',
+    "<pre>": '<pre tabindex="0">',  # it scrolls
+    '<th class="head"><p></p></th>': "<td></td>",
+    '<th class="head"></th>': "<td></td>",
+}
+
+
+def _page(app: Any, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Make a page readable for all."""
+    for part in {"body", "furo_navigation_tree"} & context.keys():
+        for old, new in _READABLE.items():
+            context[part] = context[part].replace(old, new)
+
+
 def setup(app: Any) -> None:
     """Connect what is done to pages and docstrings."""
+    app.connect("html-page-context", _page, priority=900)  # behind the theme
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _docstring)

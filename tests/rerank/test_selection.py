@@ -162,6 +162,7 @@ def test_settings_are_checked_where_all_texts_are_wanted() -> None:
         narrow(result, None, "diverse")
 
 
+@pytest.mark.slow  # what it is compared with are searches of 9,000 nodes, one at a time
 def test_what_the_docs_say_proves_the_likeliest_texts() -> None:
     page = Path(bestk.__file__).parent.parent / "docs" / "choosing.md"
     if not page.is_file():
