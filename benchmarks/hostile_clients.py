@@ -1,11 +1,13 @@
 """Honest clients beside hostile ones: does anybody honest get a wrong answer, or wait longer?
 
     python benchmarks/hostile_clients.py --honest 16 --hostile 4 --seconds 120
+    python benchmarks/hostile_clients.py --paced --round 60     # on a machine that is busy
 
 Starts `bestk serve` as a process of its own. The honest clients are those of `server_load`, whose
 answers are compared with direct searches. They come in rounds, in turns alone and beside clients
 that send everything of docs/security.md, so that whatever else the machine does hits both alike.
-Prints both reports, and exits with 1 if an answer was wrong.
+With --paced the model is the toy, whose steps take time and no processor, so that the times are of
+who waits for whom. Prints both reports, and exits with 1 if an answer was wrong.
 """
 
 from __future__ import annotations
@@ -15,16 +17,26 @@ import asyncio
 import contextlib
 import gzip
 import json
+import multiprocessing
 import random
+import socket
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from server_load import Case, Report, cases_of, resident, run_load, server
 
 import bestk
+from bestk.backends.toy import ToyBackend, ToySession
+from bestk.nodes import NodeBatch
+from bestk.server.app import create_app
+from bestk.server.main import ServeOptions, make_server
 
 HUGE = 10**9
 DEEP: dict[str, Any] = {}
@@ -118,6 +130,38 @@ def joined(reports: list[Report]) -> Report:
     return whole
 
 
+def serve_paced(told: Connection) -> None:
+    """Serve the toy model: a step takes 20 ms, and 1 ms for every node."""
+    torch.set_num_threads(1)
+
+    class Paced(ToySession):
+        def evaluate(self, nodes: NodeBatch, *, whole: bool) -> torch.Tensor:
+            time.sleep(0.02 + 0.001 * nodes.token.numel())
+            return super().evaluate(nodes, whole=whole)
+
+    ToyBackend.start = lambda self, prompts, spec, prompt_size=0: Paced(  # type: ignore[method-assign]
+        self, [tuple(prompt) for prompt in prompts]
+    )
+    app = create_app({"toy": bestk.load("toy")})
+    listening = socket.create_server(("127.0.0.1", 0))
+    app.state.loop.start()
+    told.send(listening.getsockname()[1])
+    make_server(app, ServeOptions(grace=1)).run(sockets=[listening])
+
+
+@contextlib.contextmanager
+def paced() -> Iterator[tuple[str, int]]:
+    """Run such a server in a process of its own; yields its address and process id."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve_paced, args=(there,))
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{here.recv()}", process.pid or 0
+    finally:
+        process.terminate()
+        process.join(60)
+
+
 def handles(pid: int) -> int:
     """Count the open files of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -146,9 +190,10 @@ def main() -> int:
     parser.add_argument("--hostile", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=120, help="alone, and so long beside")
     parser.add_argument("--round", type=float, default=20, help="seconds of a round")
+    parser.add_argument("--paced", action="store_true", help="the toy, whose steps take time alone")
     given = parser.parse_args()
-    cases = cases_of(bestk.load(given.model))
-    with server(given.model) as (url, pid):
+    cases = cases_of(bestk.load("toy" if given.paced else given.model))
+    with paced() if given.paced else server(given.model) as (url, pid):
         before = handles(pid)
         alone, beside, counts = asyncio.run(run(url, pid, cases, given))
         after = handles(pid)
