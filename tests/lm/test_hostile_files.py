@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import tiny
+import tiny_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -222,3 +223,39 @@ def test_weights_with_any_bytes_of_the_header_changed_are_refused_or_read(
     (folder / "model.safetensors").write_bytes(good[:place] + some + good[place + len(some) :])
     # There is no tokenizer: a line says so where the weights are good.
     assert is_line(refusal(lambda: bestk.load(str(folder)), ModelError))
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A tiny model's GGUF file, and what it holds."""
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    tiny_gguf.write(path, "F16")
+    return path, path.read_bytes()
+
+
+def test_a_model_file_whose_header_leads_nowhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BESTK_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    for content, told in HEADERS.values():
+        path.write_bytes(content)
+        found = refusal(lambda: bestk.load(path), BestKError)
+        assert told in found
+        assert is_line(found)
+
+
+@settings(SHORT, max_examples=12)
+@given(data=st.data())
+def test_a_model_file_with_any_bytes_of_its_header_changed_is_refused_or_read(
+    model_file: tuple[Path, bytes],
+    data: st.DataObject,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BESTK_CACHE", str(tmp_path / "cache"))
+    path, good = model_file
+    place = data.draw(st.integers(0, good.find(b"token_embd")))
+    some = data.draw(st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\xff\xff\xff\x7f", b"\x07"]))
+    path.write_bytes(good[:place] + some + good[place + len(some) :])
+    assert is_line(refusal(lambda: bestk.load(path, device="cpu"), BestKError))
