@@ -50,7 +50,8 @@ EngineOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--engine-option",
-        help="name=value for a server or engine, such as patience=300; may be repeated.",
+        help="name=value for a server or engine, such as patience=300, or for any model "
+        "prefetch=0; may be repeated.",
         rich_help_panel="Model",
     ),
 ]

@@ -32,6 +32,7 @@ from bestk.nodes import BatchSpec, Children, NodeBatch, Verdict
 SPARE = 16
 # What a pass costs on a CPU besides its nodes, in nodes; and passes beyond one for each level.
 PASS, _LEVELS = 24, 2
+_STAKE = 0.025  # of what a plain search costs: so much may be lost where it is not sure to pay
 # Rows of a captured pass: more than so many, or than so many beams, nobody pops later.
 _MOST_ROWS, _BEAMS, _ROUNDED = 64, 3, 8
 
@@ -217,19 +218,29 @@ class Prefetch:
         """Return how many nodes of a search the next pass may take: more than it must if that pays.
 
         It pays late: a search needs a pass for every level of its tree, and then its other steps
-        come in bursts. So the steps that are left are weighed against the levels that are.
+        come in bursts. So the steps that are left are weighed against the levels that are. These
+        are known where all texts may be as long as they can; if the longest that ended tells, others
+        may go on all the same, and what is spent on guesses stays a small part of the whole.
         """
         if self.is_asked:
             return self.rows
         search, known, width = self.policy.search, self._of(row), self.policy.spec.width
         most, price = self.rows // waiting, PASS // waiting
-        left = -(-(self.policy.config.total_budget - int(search.tree.count[row])) // width)
-        used = int(search.tree.count[row])
+        budget, used = self.policy.config.total_budget, int(search.tree.count[row])
         ends = (search.tree.child_state[row, :used] == State.COMPLETE).any(dim=1)
         lengths = (search.tree.depth[row, :used] + 1)[ends].tolist()
-        longest = max(lengths, default=self.spec.depth)  # while none has ended, any may be
-        levels = max(0, longest - known.deepest) + _LEVELS
-        return most if left * (price + width) > levels * (price + most) else num_missing
+
+        def pays(longest: int) -> bool:
+            left, levels = -(-(budget - used) // width), max(0, longest - known.deepest) + _LEVELS
+            return left * (price + width) > levels * (price + most)
+
+        if pays(self.spec.depth):
+            return most
+        if not lengths or not pays(max(lengths)):
+            return num_missing
+        ahead = known.rows - used + price * (known.passes - int(search.clock[row]) - 1)
+        left = int(_STAKE * -(-budget // width) * (price + width)) - ahead
+        return max(num_missing, min(most, num_missing + left))
 
     def _guess(self, row: int, is_next: Bool[np.ndarray, " group"], most: int) -> Guess:
         """Guess which nodes a search wants, its next group first."""
