@@ -219,8 +219,8 @@ class Prefetch:
 
         It pays late: a search needs a pass for every level of its tree, and then its other steps
         come in bursts. So the steps that are left are weighed against the levels that are. These
-        are known where all texts may be as long as they can; if the longest that ended tells, others
-        may go on all the same, and what is spent on guesses stays a small part of the whole.
+        are known where all texts may be as long as they can; if the longest that ended tells,
+        others may go on all the same, and what is spent on guesses stays a small part of the whole.
         """
         if self.is_asked:
             return self.rows
