@@ -30,8 +30,10 @@ class FourBitLinear(nn.Module):
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 1)
         # The kernel's numbers go from −8 to 7, and lie by groups first.
         ranges = torch.stack([scale, minimum + 8 * scale], dim=-1).transpose(0, 1)
-        self.register_buffer("packed", packed, persistent=False)
-        self.register_buffer("ranges", ranges.to(torch.bfloat16).contiguous(), persistent=False)
+        ranges = ranges.to(torch.bfloat16).contiguous()
+        # Parameters, so that who counts bytes finds them.
+        self.packed = nn.Parameter(packed, requires_grad=False)
+        self.ranges = nn.Parameter(ranges, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, hidden: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
