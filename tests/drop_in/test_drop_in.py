@@ -549,7 +549,7 @@ def test_every_option_is_named() -> None:
 
 
 def test_table_covers_every_field() -> None:
-    fields = set(vars(GenerationConfig()))
+    fields = set(vars(GenerationConfig())) - {"_commit_hash"}  # of the first 5.16
     assert fields <= set(FIELDS), f"not in the table: {sorted(fields - set(FIELDS))}"
     page = (ROOT / "docs" / "from-beam-search.md").read_text()
     assert generation_fields.table() in page, "the page's table is not the code's"
