@@ -7,17 +7,19 @@ themselves, how likely the model finds them, and what a judge says that is not t
 were cut at the longest length are kept beside the complete ones.
 
     python recipes/chat.py results/chat-64                # a table of ten texts of each method
-    python recipes/chat.py results/chat-64 --similarity   # alike to a sentence model?
-    python recipes/chat.py results/chat-64 --grammar-model smollm2-cola
+    python recipes/chat.py results/chat-64 --judge alike  # by a sentence model, to be kept
+    python recipes/chat.py results/chat-64 --judge GRM --methods BKS_diverse   # by a CoLA model
     python recipes/chat.py results/chat-64 --texts 10 --methods BKS_diverse Minp0.1:walk=distinct
 
-The ten are what the selector chooses of all texts, complete ones before cut ones. The last command
-prints them as Markdown, all of them, for the first prompts of the run.
+The ten are what the selector chooses of all texts, complete ones before cut ones. What a judge says
+is kept beside the run, and is in every table from then on; it needs minutes. The last command
+prints the texts as Markdown, all of them, for the first prompts of the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,12 +181,36 @@ def grammar(model: str) -> Callable[[Ten], float]:
     return score
 
 
-def table(found: dict[str, list[Ten]], judges: dict[str, Callable[[Ten], float]]) -> str:
+JUDGES: dict[str, Callable[[str], Callable[[Ten], float]]] = {
+    "alike": lambda _: similarity,
+    "GRM": grammar,
+}
+Judged = dict[str, dict[str, dict[str, float]]]  # by judge, method and example
+
+
+def judged(folder: Path) -> Judged:
+    """Return what judges said of a run."""
+    path = folder / "judged.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def judge(folder: Path, name: str, found: dict[str, list[Ten]], model: str) -> None:
+    """Ask a judge, and keep what it says."""
+    told, score = judged(folder), JUDGES[name](model)
+    for method, rows in found.items():
+        numbers = {ten.example: score(ten) for ten in rows}
+        kept = {key: round(value, 2) for key, value in numbers.items() if value == value}
+        told.setdefault(name, {})[method] = kept
+        (folder / "judged.json").write_text(json.dumps(told, indent=None, sort_keys=True))
+
+
+def table(found: dict[str, list[Ten]], told: Judged) -> str:
     """Write a row for each method."""
-    heads = ["different", "complete", "D", "log p a token", *judges, "expansions"]
+    heads = ["different", "complete", "D", "log p a token", *told, "expansions"]
     lines = ["|  | " + " | ".join(heads) + " |", "| :-- |" + " --: |" * len(heads)]
     for method, rows in found.items():
-        numbers = [ten.numbers + [judge(ten) for judge in judges.values()] for ten in rows]
+        said = [told[name].get(method, {}) for name in told]
+        numbers = [ten.numbers + [one.get(ten.example, np.nan) for one in said] for ten in rows]
         cells = [_cell(np.array(column)) for column in zip(*numbers, strict=True)]
         expanded = sum(ten.expanded for ten in rows) / len(rows)
         lines.append(f"| {method} | {' | '.join(cells)} | {expanded:.0f} |")
@@ -229,19 +255,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--methods", nargs="*")
     parser.add_argument("--texts", type=int, help="print those of so many prompts")
-    parser.add_argument("--similarity", action="store_true", help="cosine of a sentence model")
-    parser.add_argument("--grammar-model", help="CoLA classifier, for complete texts")
+    parser.add_argument("--judge", choices=JUDGES, help="ask, and keep what is said")
+    parser.add_argument("--grammar-model", default="smollm2-cola", help="CoLA classifier")
     options = parser.parse_args()
     found = tens(options.folder, options.methods)
     if options.texts is not None:
         print(listing(found, options.texts))
         return
-    judges: dict[str, Callable[[Ten], float]] = {}
-    if options.similarity:
-        judges["alike"] = similarity
-    if options.grammar_model:
-        judges["GRM"] = grammar(options.grammar_model)
-    print(table(found, judges))
+    if options.judge:
+        judge(options.folder, options.judge, found, options.grammar_model)
+    print(table(found, judged(options.folder)))
 
 
 if __name__ == "__main__":

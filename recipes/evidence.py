@@ -180,6 +180,10 @@ RUNS: dict[str, Run] = {
     "squad-seeds": Run(**_SQUAD, num_examples=200, tuned="squad", seeds=(1, 2)),
     "scitldr-seeds": Run(**_SCITLDR, split="test", num_examples=200, tuned="scitldr", seeds=(1, 2)),
     "chat-256": Run(**_CHAT, max_new_tokens=256, batch_size=10, methods=CHAT),
+    "multi30k": Run(
+        task="multi30k-en-de", model="multi30k-en-de", num_examples=300, methods=OTHERS
+    ),
+    "expressions": Run(task="recipes/expressions.py", **_LINES),
 }
 
 Job = tuple[str, str]  # run, method

@@ -1,8 +1,10 @@
 """Ten texts of ours against ten of each other method: as they come, and at equal diversity.
 
+    python recipes/ten.py --summary                       # ours less each other, all tasks
     python recipes/ten.py commongen                       # the tables of one task, in seconds
     python recipes/ten.py --figure docs/images/ten.png    # quality against diversity, all tasks
     python recipes/ten.py commongen --measure             # score the runs again: many minutes
+    python recipes/ten.py commongen --chosen chosen.json  # the ten of each, for recompute.py
 
 Of every pool the selector chooses ten at five values of `diversity`. That draws a curve for each
 method: distinctness (D), mean ROUGE (R), ROUGE of the best single text (O; OR is the paper's, the
@@ -19,7 +21,7 @@ import argparse
 import json
 import lzma
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,10 +35,29 @@ from bestk_eval.examples import Pool
 from bestk_eval.loading import load_runs
 from bestk_eval.metrics.rouge import Rouge
 from bestk_eval.statistics import Comparison, Numbers, compare_means, estimate, holm
+from bestk_eval.store import read_lines
 
 ROOT = Path(__file__).parent.parent
 TASKS = {"commongen": "CommonGen", "squad": "SQuAD", "scitldr": "SciTLDR"}
+# Examples of earlier runs, by their place there, that ours was made with.
+SEEN = {"commongen": range(200, 240), "squad": range(100, 140)}
 OURS = "BKS_diverse:end_prob=1"
+# What a method is, by how its name begins and ends.
+FAMILIES = {
+    "BKS_diverse": "best-k search told n, tuned",
+    "BKS_mean": "best-k search, mean",
+    "BKS_last": "best-k search, last",
+    "BS": "beam search",
+    "DBS": "diverse beam search",
+    "Minp.*distinct": "min-p, without replacement",
+    "Minp.*shared": "min-p, oversampled",
+    "Ncls.*shared": "nucleus, oversampled",
+    "Temp.*distinct": "temperature, without replacement",
+    "Nsig.*shared": "top-n-sigma, oversampled",
+    ".*arithmetic": "arithmetic sampling",
+    ".*leaves": "distinct leaf enumeration",
+    "SWOR": "stochastic beam",
+}
 DIVERSITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 NUM_TEXTS = 10
 COLUMNS = ("D", "R", "O", "OR")
@@ -109,12 +130,23 @@ def measure(folder: Path, data_dir: Path | None = None) -> Measured:
     }
 
 
-def methods(measured: Measured) -> dict[str, Method]:
+def found_in(task: str) -> dict[str, Method]:
+    """Return the methods of a task, without the examples that ours was made with."""
+    earlier = {task: ROOT / "results" / task / "results.jsonl"} if task in SEEN else {}
+    order = [list(_examples(path)) for path in earlier.values()]
+    return methods(load(task), {ids[place] for ids in order for place in SEEN[task]})
+
+
+def _examples(path: Path) -> dict[str, None]:
+    return dict.fromkeys(record["example"] for _, record in read_lines(path))
+
+
+def methods(measured: Measured, seen: Collection[str] = ()) -> dict[str, Method]:
     """Join the seeds of each sampler, over the examples that every method has."""
     common = [
         name
         for name in next(iter(measured.values()))
-        if all(name in rows for rows in measured.values())
+        if name not in seen and all(name in rows for rows in measured.values())
     ]
     groups: dict[str, list[str]] = {}
     for row in measured:
@@ -131,6 +163,49 @@ def methods(measured: Measured) -> dict[str, Method]:
             name=name, curve=curves.mean(axis=0), spent=np.array(spent, float).mean(axis=0)
         )
     return found
+
+
+def family(name: str) -> str:
+    """Say what a method is.
+
+    >>> family("Minp0.2:walk=distinct")
+    'min-p, without replacement'
+    """
+    return next(told for pattern, told in FAMILIES.items() if re.match(pattern, name))
+
+
+def summary(tasks: Sequence[str]) -> str:
+    """Write ours less each other at equal D, a row for each family of methods."""
+    cells: dict[str, dict[str, str]] = {}
+    for task in tasks:
+        found = found_in(task)
+        others = [method for name, method in found.items() if name != OURS]
+        for row in against(found[OURS], others, at_equal=True):
+            off = row["D"].difference
+            told = " / ".join(_short(row, key) for key in ("R", "O"))
+            told += f" (D {off:+.0f})" if abs(off) > 0.5 else ""
+            cells.setdefault(family(row["other"]), {})[task] = told
+    lines = ["| ours less | " + " | ".join(TASKS[task] for task in tasks) + " |"]
+    lines.append("|:--" * (len(tasks) + 1) + "|")
+    for name in [name for name in FAMILIES.values() if name in cells]:
+        lines.append(f"| {name} | " + " | ".join(cells[name].get(t, "") for t in tasks) + " |")
+    return "\n".join(lines)
+
+
+def _short(row: dict[str, Any], key: str) -> str:
+    found: Comparison = row[key]
+    return f"{found.difference:+.1f}" + ("*" if row[f"p_{key}"] < 0.05 else "")
+
+
+def chosen(folder: Path, data_dir: Path | None) -> dict[str, dict[str, list[int]]]:
+    """List the places of the ten that the selector chooses, by method and example."""
+    return {
+        row: {
+            pool.example.id: diverse(pool.texts, pool.log_probs, NUM_TEXTS, DIVERSITY)
+            for pool in pools
+        }
+        for row, pools in load_runs([folder], data_dir=data_dir).pools.items()
+    }
 
 
 def against(ours: Method, others: Sequence[Method], *, at_equal: bool) -> list[dict[str, Any]]:
@@ -206,7 +281,7 @@ def draw(path: Path) -> None:
     figure = Figure(figsize=(11, 6.2), layout="constrained")
     panels = figure.subplots(2, len(TASKS))
     for column, (task, title) in enumerate(TASKS.items()):
-        found = methods(load(task))
+        found = found_in(task)
         for place, key in enumerate(("R", "O")):
             axes = panels[place][column]
             for method in found.values():
@@ -262,6 +337,8 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--chosen", type=Path, help="write the places of the ten there")
     parser.add_argument("--data-dir", type=Path)
     options = parser.parse_args()
     for task in options.tasks:
@@ -269,7 +346,13 @@ def main() -> None:
             parser.error(f"unknown task {task!r}: known are {', '.join(TASKS)}")
         if options.measure:
             save(task, measure(place(task).parent, options.data_dir))
-        print(tables(methods(load(task)), TASKS[task]))
+        if options.chosen is not None:
+            told = chosen(place(task).parent, options.data_dir)
+            options.chosen.write_text(json.dumps(told))
+            continue
+        print(tables(found_in(task), TASKS[task]))
+    if options.summary:
+        print(summary(list(TASKS)))
     if options.figure is not None:
         draw(options.figure)
 
