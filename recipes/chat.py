@@ -163,7 +163,7 @@ def similarity(ten: Ten) -> float:
 
     if len(ten.texts) < 2:
         return float("nan")
-    vectors = np.array(sentence_model("minilm")(list(ten.texts)), dtype=np.float64)
+    vectors = np.array([list(map(float, v)) for v in sentence_model("minilm")(list(ten.texts))])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return 100 * float((vectors @ vectors.T)[np.triu_indices(len(vectors), 1)].mean())
 
@@ -205,7 +205,8 @@ def judge(folder: Path, name: str, found: dict[str, list[Ten]], model: str) -> N
 
 
 def table(found: dict[str, list[Ten]], told: Judged) -> str:
-    """Write a row for each method."""
+    """Write a row for each method; a judge has a column where it judged all of them."""
+    told = {name: said for name, said in told.items() if said.keys() >= found.keys()}
     heads = ["different", "complete", "D", "log p a token", *told, "expansions"]
     lines = ["|  | " + " | ".join(heads) + " |", "| :-- |" + " --: |" * len(heads)]
     for method, rows in found.items():

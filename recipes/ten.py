@@ -197,6 +197,13 @@ def _short(row: dict[str, Any], key: str) -> str:
     return f"{found.difference:+.1f}" + ("*" if row[f"p_{key}"] < 0.05 else "")
 
 
+def seconds(task: str) -> str:
+    """Write what a prompt took each method, one after another with the machine to itself."""
+    told = json.loads(place(task).with_name("seconds.json").read_text(encoding="utf-8"))
+    rows = [f"| {method} | {value:.0f} |" for method, value in told.items()]
+    return "\n".join(["|  | ms a prompt |", "| :-- | --: |", *rows])
+
+
 def chosen(folder: Path, data_dir: Path | None) -> dict[str, dict[str, list[int]]]:
     """List the places of the ten that the selector chooses, by method and example."""
     return {
@@ -338,6 +345,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--summary", action="store_true")
+    parser.add_argument("--seconds", action="store_true", help="what a prompt took")
     parser.add_argument("--chosen", type=Path, help="write the places of the ten there")
     parser.add_argument("--data-dir", type=Path)
     options = parser.parse_args()
@@ -350,7 +358,7 @@ def main() -> None:
             told = chosen(place(task).parent, options.data_dir)
             options.chosen.write_text(json.dumps(told))
             continue
-        print(tables(found_in(task), TASKS[task]))
+        print(seconds(task) if options.seconds else tables(found_in(task), TASKS[task]))
     if options.summary:
         print(summary(list(TASKS)))
     if options.figure is not None:

@@ -40,8 +40,15 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "evidence",
         "ten",
         "chat",
+        "covered",
+        "expressions",
+        "regexes",
+        "queries",
     ):
         sys.modules.pop(name, None)
+
+
+_BESIDE = {f"{name}.json" for name in ("scores", "measured", "tuning", "judged", "seconds")}
 
 
 def write(path: Path, records: Sequence[dict[str, Any]]) -> None:
@@ -245,7 +252,8 @@ def test_runs_that_are_put_away_hold_no_data(training: Any) -> None:
     results: Any = importlib.import_module("results")
     evidence: Any = importlib.import_module("evidence")
     for folder in (ROOT / "results").iterdir():
-        run = results.RUNS.get(folder.name) or evidence.RUNS[folder.name.removeprefix("ten-")]
+        name = folder.name.replace("ten-", "") + "-tuned" * folder.name.startswith("ten-")
+        run = results.RUNS.get(folder.name) or evidence.RUNS[name]
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         assert (settings["source"], settings["split"]) == (run.task, run.split)
         assert (settings["model"], settings["examples"]) == (run.model, run.num_examples)
@@ -253,7 +261,7 @@ def test_runs_that_are_put_away_hold_no_data(training: Any) -> None:
         if settings["batch_size"] == 1:  # times of a batch say nothing of a prompt
             kept.add("times.jsonl")
         found = {path.name.removesuffix(".gz").removesuffix(".xz") for path in folder.iterdir()}
-        assert found - {"scores.json", "measured.json"} == kept
+        assert found - _BESIDE == kept
 
 
 def test_a_packed_run_has_the_lines_that_it_had(training: Any, tmp_path: Path) -> None:
@@ -264,14 +272,6 @@ def test_a_packed_run_has_the_lines_that_it_had(training: Any, tmp_path: Path) -
     results.pack(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"settings.json", "results.jsonl.xz"}
     assert [record for _, record in read_lines(tmp_path / "results.jsonl")] == [{"of": "results"}]
-
-
-@pytest.mark.parametrize("task", ["commongen", "squad", "scitldr"])
-def test_the_page_says_what_was_measured(training: Any, task: str) -> None:
-    ten: Any = importlib.import_module("ten")
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert f"python recipes/ten.py {task}" in text
-    assert ten.tables(ten.methods(ten.load(task)), ten.TASKS[task]) in text
 
 
 def test_what_was_measured_is_of_the_run_beside_it(training: Any) -> None:
@@ -311,10 +311,3 @@ def test_a_user_is_shown_complete_texts_first(training: Any) -> None:
     assert "| BS | 2.0" in chat.table({"BS": [ten]}, {})
     listed = chat.listing({"BS": [ten]}, 1)
     assert listed.endswith("1. `A cat sat.`\n2. `Dogs run and` ✂")
-
-
-def test_the_chat_texts_are_those_of_the_run(training: Any) -> None:
-    chat: Any = importlib.import_module("chat")
-    methods = ["BKS_diverse", "Minp0.1:walk=distinct"]
-    listed = chat.listing(chat.tens(ROOT / "results" / "chat-64", methods), 10)
-    assert listed in (ROOT / "docs" / "chat-texts.md").read_text(encoding="utf-8")
