@@ -61,7 +61,7 @@ FAMILIES = {
 DIVERSITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 NUM_TEXTS = 10
 COLUMNS = ("D", "R", "O", "OR")
-COLOURS = {"B": "#7f7f7f", "D": "#bc8f3f", "M": "#3f8f5f", "N": "#9f5fbf", "K": "#6f9fdf"}
+COLOURS = {"B": "#7f7f7f", "D": "#bc8f3f", "M": "#3f8f5f", "N": "#9f5fbf", "K": "#6f9fdf", "T": "#3fafaf", "S": "#8f6f4f"}
 Measured = dict[str, dict[str, dict[str, Any]]]  # by method and example
 
 

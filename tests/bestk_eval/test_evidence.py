@@ -155,5 +155,5 @@ def test_quoted_likelihoods_and_distinctness_are_those_of_the_runs(
         cells = next(row for row in table.splitlines() if row.startswith(f"| {method} |"))
         _, _, _, distinct, likely, _ = (cell.strip() for cell in cells.strip("|").split("|"))
         told = f"| {distinct.split('±')[0]} | {likely.split('±')[0].replace('-', '−')} |"
-        row = next(row for row in text.splitlines() if row.startswith("|") and name in row)
-        assert row.endswith(told), (row, told)
+        rows = [row for row in text.splitlines() if row.startswith("|") and name in row]
+        assert any(row.endswith(told) for row in rows), (rows, told)
