@@ -65,6 +65,7 @@ def families(task: str) -> dict[str, list[str]]:
     }
 
 
+LEAST_DISTINCT = 50.0  # D that the ten of a setting can have, at `diversity` 0.75
 DRAWN = ("min-p distinct", "nucleus", "temperature distinct", "arithmetic", "stochastic beam")
 RULE = "end_prob=0.01"
 CHAT = [
@@ -231,7 +232,7 @@ def methods_of(name: str, folder: Path) -> list[str]:
     every = families(run.tuned)
     scores = _scores(folder, run.tuned)
     best = {
-        family: max(names, key=lambda one: scores.get(one, 0.0))
+        family: _best({name: scores[name] for name in names if name in scores})
         for family, names in every.items()
         if any(one in scores for one in names)
     }
@@ -247,21 +248,29 @@ def methods_of(name: str, folder: Path) -> list[str]:
     return list(dict.fromkeys([*own, *drawn, *fixed]))
 
 
-def _scores(folder: Path, task: str) -> dict[str, float]:
-    """Read how good the methods of a tuning run were."""
+def _best(scores: dict[str, tuple[float, float]]) -> str:
+    """Name the best of the settings whose ten can differ enough; else the most distinct one."""
+    fair = [name for name, (_, distinct) in scores.items() if distinct >= LEAST_DISTINCT]
+    return max(fair or scores, key=lambda name: scores[name][0 if fair else 1])
+
+
+def _scores(folder: Path, task: str) -> dict[str, tuple[float, float]]:
+    """Read how good the methods of a tuning run were, and how different their ten can be."""
     run = f"{task}-tuning"
     found = {}
     for name in RUNS[run].methods:
         path = folder / "runs" / run / slug((run, name)) / "score.json"
         if path.exists():
-            found[name] = float(json.loads(path.read_text())["score"])
+            told = json.loads(path.read_text())
+            found[name] = float(told["score"]), float(told["D"])
     return found
 
 
-def score(folder: Path, examples: Sequence[Any]) -> float:
+def score(folder: Path, examples: Sequence[Any]) -> tuple[float, float]:
     """Judge a method by ten texts of every example, at two choices of `diversity`.
 
-    The mean ROUGE of ten (one that is missing has 0) and that of the best of them, their mean.
+    The mean ROUGE of ten (one that is missing has 0) and that of the best of them, their mean; and
+    the highest D. A score alone would favour texts that are too alike to be compared.
     """
     import numpy as np
     from rouge_score import rouge_scorer, tokenizers
@@ -292,7 +301,8 @@ def score(folder: Path, examples: Sequence[Any]) -> float:
     means = np.array(curve).mean(axis=0)
     means = means[np.argsort(means[:, 0], kind="stable")]
     both = means[:, 1:].mean(axis=1)
-    return float(np.mean([np.interp(distinct, means[:, 0], both) for distinct in (46, 50, 54)]))
+    at = [np.interp(distinct, means[:, 0], both) for distinct in (46, 50, 54)]
+    return float(np.mean(at)), float(means[-1, 0])
 
 
 def supervise(options: argparse.Namespace) -> None:
@@ -394,7 +404,8 @@ def _note_score(folder: Path, settings: Any) -> None:
 
     every = read_examples(task_of(settings.task), settings.data_dir, settings.split)
     examples = choose(every, settings.num_examples, settings.seed)
-    told = {"method": settings.methods[0], "score": score(folder, examples)}
+    good, distinct = score(folder, examples)
+    told = {"method": settings.methods[0], "score": good, "D": distinct}
     (folder / "score.json").write_text(json.dumps(told))
 
 
@@ -455,7 +466,10 @@ def _joined(run: Path, finished: Sequence[tuple[dict[str, Any], Path]]) -> dict[
         files[name] = b"".join((place / name).read_bytes() for _, place in finished)
     scores = [json.loads(path.read_text()) for path in sorted(run.glob("*/score.json"))]
     if scores:
-        told = {one["method"]: round(one["score"], 2) for one in scores}
+        told = {
+            one["method"]: {"score": round(one["score"], 2), "D": round(one["D"], 1)}
+            for one in scores
+        }
         files["tuning.json"] = json.dumps(told, indent=1).encode()
     return files
 

@@ -39,6 +39,7 @@ from bestk_eval.store import read_lines
 
 ROOT = Path(__file__).parent.parent
 TASKS = {"commongen": "CommonGen", "squad": "SQuAD", "scitldr": "SciTLDR"}
+UNTUNED = {"quoref": "QuoRef", "drop": "DROP (contrast set)", "xsum": "XSum"}
 # Examples of earlier runs, by their place there, that ours was made with.
 SEEN = {"commongen": range(200, 240), "squad": range(100, 140)}
 OURS = "BKS_diverse:end_prob=1"
@@ -61,7 +62,15 @@ FAMILIES = {
 DIVERSITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 NUM_TEXTS = 10
 COLUMNS = ("D", "R", "O", "OR")
-COLOURS = {"B": "#7f7f7f", "D": "#bc8f3f", "M": "#3f8f5f", "N": "#9f5fbf", "K": "#6f9fdf", "T": "#3fafaf", "S": "#8f6f4f"}
+COLOURS = {
+    "B": "#7f7f7f",
+    "D": "#bc8f3f",
+    "M": "#3f8f5f",
+    "N": "#9f5fbf",
+    "K": "#6f9fdf",
+    "T": "#3fafaf",
+    "S": "#8f6f4f",
+}
 Measured = dict[str, dict[str, dict[str, Any]]]  # by method and example
 
 
@@ -350,15 +359,16 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     options = parser.parse_args()
     for task in options.tasks:
-        if task not in TASKS:
-            parser.error(f"unknown task {task!r}: known are {', '.join(TASKS)}")
+        if task not in TASKS | UNTUNED:
+            parser.error(f"unknown task {task!r}: known are {', '.join(TASKS | UNTUNED)}")
         if options.measure:
             save(task, measure(place(task).parent, options.data_dir))
         if options.chosen is not None:
             told = chosen(place(task).parent, options.data_dir)
             options.chosen.write_text(json.dumps(told))
             continue
-        print(seconds(task) if options.seconds else tables(found_in(task), TASKS[task]))
+        title = (TASKS | UNTUNED)[task]
+        print(seconds(task) if options.seconds else tables(found_in(task), title))
     if options.summary:
         print(summary(list(TASKS)))
     if options.figure is not None:

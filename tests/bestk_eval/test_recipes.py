@@ -252,8 +252,11 @@ def test_runs_that_are_put_away_hold_no_data(training: Any) -> None:
     results: Any = importlib.import_module("results")
     evidence: Any = importlib.import_module("evidence")
     for folder in (ROOT / "results").iterdir():
-        name = folder.name.replace("ten-", "") + "-tuned" * folder.name.startswith("ten-")
-        run = results.RUNS.get(folder.name) or evidence.RUNS[name]
+        name = folder.name.removeprefix("ten-")
+        known = evidence.RUNS | {
+            task.removesuffix("-tuned"): run for task, run in evidence.RUNS.items() if run.tuned
+        }
+        run = results.RUNS.get(folder.name) or known[name]
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         assert (settings["source"], settings["split"]) == (run.task, run.split)
         assert (settings["model"], settings["examples"]) == (run.model, run.num_examples)
