@@ -11,6 +11,7 @@ import tiny
 import torch
 
 import bestk
+from bestk.backends.transformers import model as transformers_model
 from bestk.core.policy import spec_of
 from bestk.engine.prefetch import with_room
 from bestk.errors import BestKError, ModelError, OptionError
@@ -55,13 +56,18 @@ def test_the_cache_is_what_a_session_allocates(
     assert size.search_bytes > size.cache_bytes
 
 
-def test_a_name_is_sized_up_as_the_model_is_when_loaded(tmp_path: Path) -> None:
+def test_a_name_is_sized_up_as_the_model_is_when_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny.model("llama").save_pretrained(tmp_path)
     loaded = size_of(bestk.from_transformers(tiny.model("llama")), prompt_tokens=20)
     named = size_of(str(tmp_path), prompt_tokens=20, dtype="float32")
     assert named.parameters == loaded.parameters == tiny.model("llama").num_parameters()
     assert named.weight_bytes == loaded.weight_bytes
-    assert named.search_bytes > loaded.search_bytes, "for a card, which evaluates more ahead"
+    assert named.search_bytes < loaded.search_bytes, "a card gains nothing ahead of a small model"
+    monkeypatch.setattr(transformers_model, "_HEAVY", 0)
+    heavy = size_of(str(tmp_path), prompt_tokens=20, dtype="float32")
+    assert heavy.search_bytes > loaded.search_bytes, "a card evaluates more ahead"
     halved = size_of(str(tmp_path), prompt_tokens=20, dtype="bfloat16")
     assert halved.token_bytes * 2 == named.token_bytes
 

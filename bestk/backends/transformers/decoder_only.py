@@ -29,8 +29,6 @@ from bestk.nodes import BatchSpec, NodeBatch
 
 logger = logging.getLogger("bestk")
 
-# Rows that a device multiplies with weights in hardly more time than it takes to read them.
-RIDGE = {"cpu": 16, "cuda": 200, "meta": 200}
 # Slots of a tree from which on a CPU looks at a node's ancestors alone, not at masked places.
 _LARGE = 1000
 
@@ -47,9 +45,9 @@ class DecoderOnlyBackend(Backend):
         self.name = self.model.name
         self.vocab_size = self.model.vocab_size
         self.eos_ids = self.model.eos_ids
-        devices = {weight.device.type for weight in model.parameters()}
-        ridge = min(RIDGE.get(device, 0) for device in devices)
-        self.capabilities = Capabilities(resize=True, max_length=self.model.max_length, ridge=ridge)
+        self.capabilities = Capabilities(
+            resize=True, max_length=self.model.max_length, ridge=self.model.ridge
+        )
         self._noticed: set[str] = set()
         self._tried: dict[Hashable, str | None] = {}
 
@@ -177,7 +175,7 @@ class TreeSession(Session):
             resize=not with_kernel,
             static=is_static,
             static_prefill=is_static,
-            ridge=RIDGE[kind] if kind == "cpu" or (kind == "cuda" and is_static) else 0,
+            ridge=model.ridge if kind == "cpu" or is_static else 0,
         )
         lengths = [len(prompt) for prompt in prompts]
         size = max(*lengths, prompt_size)

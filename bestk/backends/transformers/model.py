@@ -30,6 +30,11 @@ from bestk.nodes import BatchSpec
 if TYPE_CHECKING:  # it needs Triton
     from bestk.backends.transformers.fused.pieces import Fusion
 
+# Rows that a device multiplies with weights in hardly more time than it takes to read them; and the
+# bytes of weights below which a pass on a GPU is no reading, but the starting of kernels.
+_RIDGE = {"cpu": 16, "cuda": 200, "meta": 200}
+_HEAVY = 1 << 30
+
 
 class ModelInfo:
     """A loaded model and the facts that a search needs from it."""
@@ -54,6 +59,13 @@ class ModelInfo:
     def devices(self) -> frozenset[torch.device]:
         """Name all devices that the weights are on."""
         return frozenset(parameter.device for parameter in self.module.parameters())
+
+    @functools.cached_property
+    def ridge(self) -> int:
+        """Count the rows of a pass that hardly cost more than one row does."""
+        rows = min(_RIDGE.get(device.type, 0) for device in self.devices)
+        is_light = sum(weight.nbytes for weight in self.module.parameters()) < _HEAVY
+        return 0 if is_light and rows == _RIDGE["cuda"] else rows
 
     @functools.cached_property
     def rescaled(self) -> list[nn.Module]:
