@@ -109,7 +109,8 @@ def compiled(pattern: str) -> Any:
         return re2.compile(pattern, options)
     except re2.error as error:
         why = error.args[0].decode(errors="replace")
-        raise OptionError(f"pattern {pattern[:60]!r} cannot be checked: {why:.60}") from None
+        told = f"pattern {pattern[:60]!r} cannot be checked: {why:.60}; leave that out"
+        raise OptionError(told) from None
 
 
 def _patterns(schema: Any) -> dict[str, Any]:

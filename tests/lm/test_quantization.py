@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             return tiny.model("llama")
 
     monkeypatch.setattr(checkpoint, "loader_of", lambda *_: Loader)
-    monkeypatch.setattr(checkpoint, "config_of", lambda *_: tiny.model("llama").config)
+    config = copy.deepcopy(tiny.model("llama").config)
+    config.dtype = torch.float32  # other tests move the model that they share
+    monkeypatch.setattr(checkpoint, "config_of", lambda *_: config)
     monkeypatch.setattr(checkpoint, "_tokenizer", lambda *_: None)
     return given
 

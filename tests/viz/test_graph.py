@@ -70,7 +70,7 @@ def test_replay_equals_the_live_search(
             clock = int(searches.clock[row])
             if clock == len(frontiers[row]):  # the row has taken this step too
                 frontiers[row].append(live_frontier(searches, row))
-            states = searches.tree.child_state[row, :-1]
+            states = searches.tree.child_state[row, : int(searches.tree.count[row])]
             for slot, child in (states == State.DROPPED).nonzero().tolist():
                 token = int(searches.tree.child_token[row, slot, child])
                 dropped[row].setdefault((slot, token), clock)
