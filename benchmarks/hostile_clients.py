@@ -192,7 +192,7 @@ def main() -> int:
     parser.add_argument("--round", type=float, default=20, help="seconds of a round")
     parser.add_argument("--paced", action="store_true", help="the toy, whose steps take time alone")
     given = parser.parse_args()
-    cases = cases_of(bestk.load("toy" if given.paced else given.model))
+    cases = cases_of(bestk.load("toy") if given.paced else bestk.load(given.model, dtype="float32"))
     with paced() if given.paced else server(given.model) as (url, pid):
         before = handles(pid)
         alone, beside, counts = asyncio.run(run(url, pid, cases, given))

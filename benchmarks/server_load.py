@@ -257,6 +257,7 @@ async def _leave(
 def server(model: str) -> Iterator[tuple[str, int]]:
     """Run `bestk serve` on a free port; yields its address and process id."""
     command = [sys.executable, "-m", "bestk", "serve", "--model", model, "--port", "0"]
+    command += ["--dtype", "float32"]  # in others an answer depends on who else is there
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -282,7 +283,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=120)
     given = parser.parse_args()
-    cases = cases_of(bestk.load(given.model))
+    cases = cases_of(bestk.load(given.model, dtype="float32"))
     print(f"{len(cases)} cases, {sum(len(case.texts) for case in cases)} texts", flush=True)
     with server(given.model) as (url, pid):
         load = run_load(
